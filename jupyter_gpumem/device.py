@@ -1,0 +1,142 @@
+"""Reading what torch's allocator and the device hold, without importing torch or starting CUDA."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from jupyter_gpumem import simgpu
+from jupyter_gpumem.snapshot import DeviceSnapshot, MemoryProbe
+
+_DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg", "/proc/driver/nvidia/version")
+_HIDDEN = ("", "-1", "none", "NoDevFiles")
+
+
+def torch_module() -> ModuleType | None:
+    """Return torch where the user has imported it whole, else ``None``; never imports it."""
+    torch = sys.modules.get("torch")
+    # while `import torch` is still running the module is there but half filled
+    spec = getattr(torch, "__spec__", None)
+    return None if torch is None or getattr(spec, "_initializing", False) else torch
+
+
+def cuda_started() -> bool:
+    """Tell whether torch has started CUDA in this process (a forked child counts as not started)."""
+    torch = torch_module()
+    return torch is not None and hasattr(torch, "cuda") and bool(torch.cuda.is_initialized())
+
+
+def cuda_possible() -> bool:
+    """Guess in microseconds whether this process could use a CUDA or ROCm device; opens no driver."""
+    if simgpu.is_active():
+        return True
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in _HIDDEN:
+        return False
+    torch = torch_module()
+    if torch is not None and getattr(torch.version, "cuda", None) is None and getattr(torch.version, "hip", None) is None:
+        return False
+    if os.name == "nt":
+        return Path(os.environ.get("SYSTEMROOT", r"C:\Windows"), "System32", "nvcuda.dll").exists()
+    return any(Path(path).exists() for path in _DEVICE_FILES)
+
+
+def current_probe() -> MemoryProbe:
+    """Return the source of readings for this process as it is now."""
+    return CudaProbe() if cuda_started() or cuda_possible() else HostProbe()
+
+
+class CudaProbe:
+    """torch's CUDA (or ROCm) caching allocator."""
+
+    kind = "cuda"
+
+    def devices(self) -> tuple[int, ...]:
+        """Return every visible device once torch has started CUDA, else none."""
+        torch = torch_module()
+        if torch is None or not cuda_started():
+            return ()
+        return tuple(range(torch.cuda.device_count()))
+
+    def counters(self, device: int) -> Mapping[str, Any]:
+        """Read the allocator's raw counters; this starts no context and costs about 12 µs."""
+        torch = torch_module()
+        stats: Mapping[str, Any] = torch._C._cuda_memoryStats(device)  # type: ignore[union-attr]  # devices() named it
+        return stats
+
+    def snapshot(self, device: int) -> DeviceSnapshot:
+        """Read one device."""
+        return self.snapshot_of(device, self.counters(device))
+
+    def snapshot_of(self, device: int, counters: Mapping[str, Any]) -> DeviceSnapshot:
+        """Complete counters already read with the figures of the whole device."""
+        used, total = self._whole_device(device)
+        return DeviceSnapshot(
+            device,
+            counters["allocated_bytes"]["all"]["current"],
+            counters["reserved_bytes"]["all"]["current"],
+            used,
+            total,
+        )
+
+    def _whole_device(self, device: int) -> tuple[int | None, int | None]:
+        """Return used and total bytes; a device without a context of ours is not asked for its use."""
+        torch = torch_module()
+        if torch is None:
+            return None, None
+        total: int | None = None
+        with contextlib.suppress(RuntimeError, AssertionError):
+            total = int(torch.cuda.get_device_properties(device).total_memory)
+            if torch._C._cuda_hasPrimaryContext(device):
+                free, total = torch.cuda.mem_get_info(device)
+                return total - free, total
+        return None, total
+
+    def label(self, device: int) -> str:
+        """Return ``GPU`` and torch's index."""
+        return f"GPU {device}"
+
+    def name(self, device: int) -> str:
+        """Return the model name, as torch gives it."""
+        torch = torch_module()
+        return "" if torch is None else str(torch.cuda.get_device_name(device))
+
+    def simulated(self) -> bool:
+        """Tell whether the simulated GPU answers."""
+        return simgpu.is_active()
+
+
+class HostProbe:
+    """This process's resident memory, where there is no CUDA device."""
+
+    kind = "host"
+
+    def devices(self) -> tuple[int, ...]:
+        """Return the one device there is, the host."""
+        return (0,)
+
+    def counters(self, device: int) -> Mapping[str, Any]:
+        """Return nothing: the host keeps no allocator counters."""
+        return {}
+
+    def snapshot(self, device: int) -> DeviceSnapshot:
+        """Read the resident set size of this process and the memory of the machine."""
+        import psutil
+
+        rss = int(psutil.Process().memory_info().rss)
+        machine = psutil.virtual_memory()
+        return DeviceSnapshot(device, rss, rss, int(machine.total - machine.available), int(machine.total))
+
+    def label(self, device: int) -> str:
+        """Return ``RAM``."""
+        return "RAM"
+
+    def name(self, device: int) -> str:
+        """Return what the figures speak of."""
+        return "memory of this process"
+
+    def simulated(self) -> bool:
+        """Return False: these figures are real."""
+        return False

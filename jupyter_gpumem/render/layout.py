@@ -1,0 +1,199 @@
+"""The grid every report is written on, as aligned text and as the same HTML table."""
+
+import html
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jupyter_gpumem.sizes import format_bytes, format_delta
+
+WIDTH = 100
+"""Columns of a terminal that a report fits in."""
+
+_GAP = 3
+
+Style = Literal["", "strong", "quiet", "warn", "code"]
+
+# JupyterLab's own variables, each with a fall-back: an exported page and VS Code define none of them
+_CSS = {
+    "": "",
+    "strong": "font-weight:600;",
+    "quiet": "color:var(--jp-ui-font-color2,#757575);",
+    "warn": "color:var(--jp-error-color1,#c62828);font-weight:600;",
+    "code": "font-family:var(--jp-code-font-family,monospace);",
+}
+_TABLE_CSS = (
+    "border-collapse:collapse;margin:2px 0;font-size:var(--jp-ui-font-size1,13px);"
+    "font-family:var(--jp-ui-font-family,system-ui,sans-serif);font-variant-numeric:tabular-nums;"
+    "color:var(--jp-ui-font-color1,inherit);"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One cell of a report: its text, a tooltip, a style, and the side it is aligned to."""
+
+    text: str
+    title: str = ""
+    style: Style = ""
+    right: bool = False
+
+
+Row = Sequence["Span | str"]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows whose columns line up; ``indent`` is in characters; ``bar`` is drawn above the rows."""
+
+    rows: tuple[Row, ...]
+    indent: int = 0
+    bar: "Bar | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A stacked bar: ``(label, bytes, CSS colour, text mark)`` for each part, and the whole in bytes."""
+
+    parts: tuple[tuple[str, int, str, str], ...]
+    total_bytes: int
+    width: int = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A report: blocks, parted by an empty line where ``spaced``."""
+
+    blocks: tuple[Block, ...] = field(default=())
+    spaced: bool = True
+
+
+def size(nbytes: int | None, style: Style = "") -> Span:
+    """Write a size, with the exact bytes as its tooltip."""
+    return Span(format_bytes(nbytes), exact(nbytes), style, right=True)
+
+
+def delta(nbytes: int | None, style: Style = "") -> Span:
+    """Write a change of size, with the exact bytes as its tooltip."""
+    return Span(format_delta(nbytes), exact(nbytes), style, right=True)
+
+
+def code(text: str) -> Span:
+    """Write code to run; in text it stands after an arrow."""
+    return Span(text, style="code")
+
+
+def quiet(text: str) -> Span:
+    """Write a remark."""
+    return Span(text, style="quiet")
+
+
+def exact(nbytes: int | None) -> str:
+    """Write the exact number of bytes."""
+    return "" if nbytes is None else f"{nbytes:,} bytes"
+
+
+def shorten(text: str, width: int) -> str:
+    """Cut the middle out of a text longer than ``width``; both ends stay, since a path needs them."""
+    if len(text) <= width:
+        return text
+    head = (width - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+
+
+def to_text(page: Page) -> str:
+    """Write a page as aligned text, without a final newline."""
+    blocks = ["\n".join(_text_lines(block)) for block in page.blocks]
+    return ("\n\n" if page.spaced else "\n").join(block for block in blocks if block)
+
+
+def to_html(page: Page) -> str:
+    """Write a page as HTML tables; every text is escaped, no script, no network."""
+    return "".join(_html_block(block, page.spaced) for block in page.blocks)
+
+
+def _text_lines(block: Block) -> Iterable[str]:
+    if block.bar is not None:
+        yield " " * block.indent + _text_bar(block.bar)
+    rows = [[_as_span(cell) for cell in row] for row in block.rows]
+    widths = _column_widths(rows)
+    for row in rows:
+        cells = []
+        for width, span in zip(widths, row, strict=False):
+            text = _plain(span)
+            cells.append(text.rjust(width) if span.right else text.ljust(width))
+        yield (" " * block.indent + (" " * _GAP).join(cells)).rstrip()
+
+
+def _column_widths(rows: list[list[Span]]) -> list[int]:
+    """Return the width of each column; a row's last cell may run on and widens nothing."""
+    widths: list[int] = []
+    for row in rows:
+        for column, span in enumerate(row):
+            if column == len(widths):
+                widths.append(0)
+            if column < len(row) - 1 or span.right:
+                widths[column] = max(widths[column], len(_plain(span)))
+    return widths
+
+
+def _plain(span: Span) -> str:
+    return f"→ {span.text}" if span.style == "code" else span.text
+
+
+def _as_span(cell: "Span | str") -> Span:
+    return Span(cell) if isinstance(cell, str) else cell
+
+
+def _html_block(block: Block, spaced: bool) -> str:
+    columns = max((len(row) for row in block.rows), default=1)
+    bar = "" if block.bar is None else _html_bar(block.bar)
+    rows = "".join(_html_row(row, columns, block.indent) for row in block.rows)
+    margin = "margin-bottom:8px;" if spaced else ""
+    return f'{bar}<table style="{_TABLE_CSS}{margin}">{rows}</table>' if rows else bar
+
+
+def _html_row(row: Row, columns: int, indent: int) -> str:
+    cells = []
+    for column, cell in enumerate(row):
+        span = _as_span(cell)
+        rest = columns - column if column == len(row) - 1 else 1
+        left = f"padding-left:{indent}ch;" if column == 0 and indent else ""
+        css = (
+            f"text-align:{'right' if span.right else 'left'};padding:1px 1.2em 1px 0;border:none;"
+            f"background:none;white-space:pre-wrap;vertical-align:top;{left}{_CSS[span.style]}"
+        )
+        title = f' title="{html.escape(span.title)}"' if span.title else ""
+        colspan = f' colspan="{rest}"' if rest > 1 else ""
+        cells.append(f'<td style="{css}"{title}{colspan}>{_html_text(span)}</td>')
+    return f'<tr style="background:none">{"".join(cells)}</tr>'
+
+
+def _html_text(span: Span) -> str:
+    text = html.escape(span.text)
+    return f'→ <code style="background:none;color:inherit">{text}</code>' if span.style == "code" else text
+
+
+def _text_bar(bar: Bar) -> str:
+    """Draw a bar whose parts fill ``width`` characters in proportion, rounded on their running sum."""
+    drawn, reached, marks = 0, 0, []
+    for _label, nbytes, _colour, mark in bar.parts:
+        reached += nbytes
+        end = round(reached / max(bar.total_bytes, 1) * bar.width)
+        marks.append(mark * (end - drawn))
+        drawn = max(drawn, end)
+    return "".join(marks)
+
+
+def _html_bar(bar: Bar) -> str:
+    parts = "".join(
+        f'<span style="flex:{nbytes} 0 0;background:{colour}" title="{html.escape(label)}: '
+        f'{format_bytes(nbytes)} ({exact(nbytes)})"></span>'
+        for label, nbytes, colour, _mark in bar.parts
+        if nbytes > 0
+    )
+    label = html.escape(", ".join(f"{name} {format_bytes(n)}" for name, n, _c, _m in bar.parts if n > 0))
+    return (
+        f'<div role="img" aria-label="{label}" style="display:flex;height:12px;max-width:640px;'
+        f'margin:2px 0;overflow:hidden;border-radius:2px">{parts}</div>'
+    )
