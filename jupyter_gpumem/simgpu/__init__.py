@@ -1,0 +1,198 @@
+"""A simulated GPU under PyTorch's real CUDA allocator, for machines that have none.
+
+Memory behaves as on a device: allocations, caching, peaks, fragmentation, private pools, out-of-memory errors.
+Kernels do nothing, so computed values are not real.
+"""
+
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jupyter_gpumem.errors import GpuMemError
+from jupyter_gpumem.sizes import format_bytes, parse_bytes
+
+__all__ = ["NVML_FAULTS", "activate", "configure", "is_active", "sizes_read"]
+
+NVML_FAULTS = ("not_supported", "no_permission", "gpu_lost", "unknown_memory", "no_processes")
+
+_MAX_DEVICES = 16
+_MIN_BYTES = 64 * 1024**2
+_MAX_BYTES = 512 * 1024**3
+_CONTEXT_BYTES = 512 * 1024**2  # about what a CUDA 12 or 13 context and torch's kernels take on an H100
+_MAX_OTHERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """The libraries that answer, and what they were asked to be."""
+
+    cuda: ctypes.CDLL
+    nvml: ctypes.CDLL
+    memory_bytes: int
+    devices: int
+
+
+class _Other(ctypes.Structure):
+    _fields_ = (("pid", ctypes.c_uint), ("device", ctypes.c_int), ("bytes", ctypes.c_ulonglong))
+
+
+_running: _Running | None = None
+_lock = threading.Lock()
+
+
+def is_active() -> bool:
+    """Tell whether the simulated GPU answers in this process."""
+    return _running is not None
+
+
+def activate(memory: str | int = "24GiB", devices: int = 1) -> None:
+    """Put simulated GPUs under torch and import it; call this before anything imports torch.
+
+    Each device has ``memory`` bytes in all (an integer, or text such as ``"24GiB"``; from 64 MiB to 512 GiB) and the
+    other properties of an NVIDIA H100. The first use of a device takes a context of 512 MiB (an eighth of a device
+    smaller than 4 GiB), as on a real one. cuDNN and cuDNN's attention are turned off, because torch does not fall
+    back from a cuDNN that finds no driver. A second call with the same arguments does nothing.
+
+    Raises
+    ------
+    GpuMemError
+        When it cannot be done: torch is imported already or has no CUDA build, this is not Linux, there is no C
+        compiler, the arguments are not usable, or a simulated GPU of another size is on. Nothing is changed then.
+    """
+    global _running
+    memory_bytes = _checked(memory, devices)
+    with _lock:
+        if _running is None:
+            _check_process(devices)
+            _running = _start(memory_bytes, devices)
+            _import_torch()
+        elif (_running.memory_bytes, _running.devices) != (memory_bytes, devices):
+            raise GpuMemError(
+                f"the simulated GPU is on already with {_running.devices} x {format_bytes(_running.memory_bytes)}; "
+                "restart the kernel to choose another size"
+            )
+
+
+def configure(
+    *,
+    context_bytes: int | None = None,
+    other_processes: Sequence[tuple[int, int] | tuple[int, int, int]] | None = None,
+    utilization: int | None = None,
+    nvml_fault: str | None = "unchanged",
+) -> None:
+    """Set what surrounds torch's allocator on the simulated devices; for tests.
+
+    Parameters
+    ----------
+    context_bytes
+        What the context takes on each device in use.
+    other_processes
+        ``(pid, bytes)`` on device 0 or ``(pid, bytes, device)``, at most 16; replaces those set before.
+    utilization
+        Per cent that NVML reports.
+    nvml_fault
+        One of ``NVML_FAULTS``, or None for a healthy NVML.
+    """
+    if _running is None:
+        raise GpuMemError("the simulated GPU is not on; call activate() first")
+    if context_bytes is not None:
+        _running.cuda.sim_set_context(ctypes.c_ulonglong(context_bytes))
+    if utilization is not None:
+        _running.cuda.sim_set_utilization(ctypes.c_uint(utilization))
+    if other_processes is not None:
+        _set_others(_running, other_processes)
+    if nvml_fault != "unchanged":
+        if nvml_fault is not None and nvml_fault not in NVML_FAULTS:
+            raise GpuMemError(f"{nvml_fault!r} is no NVML fault; choose from {', '.join(NVML_FAULTS)}")
+        _running.cuda.sim_set_nvml_fault(0 if nvml_fault is None else 1 + NVML_FAULTS.index(nvml_fault))
+
+
+def sizes_read() -> int:
+    """Return how many numbers were read from a device so far that may have decided a size; 0 when not active."""
+    return 0 if _running is None else int(_running.cuda.sim_sizes_read())
+
+
+def _checked(memory: str | int, devices: int) -> int:
+    memory_bytes = parse_bytes(memory)
+    if not _MIN_BYTES <= memory_bytes <= _MAX_BYTES:
+        raise GpuMemError(
+            f"a simulated GPU has from {format_bytes(_MIN_BYTES)} to {format_bytes(_MAX_BYTES)}, "
+            f"not {format_bytes(memory_bytes)}"
+        )
+    if not isinstance(devices, int) or isinstance(devices, bool) or not 1 <= devices <= _MAX_DEVICES:
+        raise GpuMemError(f"the number of simulated GPUs is from 1 to {_MAX_DEVICES}, not {devices!r}")
+    return memory_bytes
+
+
+def _check_process(devices: int) -> None:
+    if sys.platform != "linux":
+        raise GpuMemError(
+            "the simulated GPU runs on Linux only; elsewhere the reports show this process's RAM"
+        )
+    if "torch" in sys.modules:
+        raise GpuMemError(
+            "torch is imported already, and a simulated GPU must be there first; restart the kernel and simulate in "
+            "the first cell, before import torch"
+        )
+    for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+        if _is_loaded(name):
+            raise GpuMemError(
+                f"the real {name} is in use in this process; restart the kernel and simulate in the first cell"
+            )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and not _shows_all(visible, devices):
+        raise GpuMemError(
+            f"CUDA_VISIBLE_DEVICES={visible!r} would hide simulated GPUs; "
+            'del os.environ["CUDA_VISIBLE_DEVICES"] and try again'
+        )
+
+
+def _is_loaded(library: str) -> bool:
+    try:
+        ctypes.CDLL(library, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+    except OSError:
+        return False
+    return True
+
+
+def _shows_all(visible: str, devices: int) -> bool:
+    return [part.strip() for part in visible.split(",")][:devices] == [
+        str(device) for device in range(devices)
+    ]
+
+
+def _start(memory_bytes: int, devices: int) -> _Running:
+    from jupyter_gpumem.simgpu.build import build
+    from jupyter_gpumem.simgpu.locate import find_torch
+
+    libraries = build(find_torch())
+    # global, and before torch: the first definition of a symbol wins over the CUDA libraries torch brings
+    cuda = ctypes.CDLL(str(libraries.cuda), mode=ctypes.RTLD_GLOBAL)
+    nvml = ctypes.CDLL(str(libraries.nvml), mode=ctypes.RTLD_GLOBAL)
+    cuda.sim_sizes_read.restype = ctypes.c_ulonglong
+    context_bytes = min(_CONTEXT_BYTES, memory_bytes // 8)
+    if cuda.sim_start(
+        ctypes.c_int(devices), ctypes.c_ulonglong(memory_bytes), ctypes.c_ulonglong(context_bytes)
+    ):
+        raise GpuMemError(
+            "this process may not reserve the address space of the simulated GPU; lift ulimit -v"
+        )
+    return _Running(cuda, nvml, memory_bytes, devices)
+
+
+def _import_torch() -> None:
+    import torch
+
+    torch.backends.cudnn.enabled = False
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def _set_others(running: _Running, processes: Sequence[tuple[int, int] | tuple[int, int, int]]) -> None:
+    entries = [(*process, 0)[:3] for process in processes]
+    if len(entries) > _MAX_OTHERS or any(not 0 <= device < running.devices for _, _, device in entries):
+        raise GpuMemError(f"at most {_MAX_OTHERS} other processes, on devices 0 to {running.devices - 1}")
+    array = (_Other * len(entries))(*(_Other(pid, device, nbytes) for pid, nbytes, device in entries))
+    running.cuda.sim_set_others(array, ctypes.c_int(len(entries)))

@@ -1,0 +1,172 @@
+"""Compiles the simulated GPU for one torch, once, into the user's cache folder."""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from jupyter_gpumem.errors import GpuMemError
+from jupyter_gpumem.simgpu.locate import TorchBuild
+
+_SOURCE = Path(__file__).parent / "src"
+# exceptions pass through: what is not simulated raises out of C
+_FLAGS = ("-O1", "-std=gnu11", "-Wall", "-Wextra", "-fPIC", "-fexceptions")
+_LIBRARIES = (
+    "libtorch_cuda.so",
+    "libtorch_cuda_linalg.so",
+    "libc10_cuda.so",
+    "libtorch_python.so",
+    "libcaffe2_nvrtc.so",
+)
+_WANTED = re.compile(r"(__cuda|cuda[A-Z]|cu[A-Z](?!File)|cublas|cusolver|cufft|cusparse(?!Lt)|nccl)\w+")
+_LOOKED_UP = re.compile(rb"\x00((?:cu|nvml)[A-Z]\w+)(?=\x00)")
+
+# what a function that nobody wrote answers, by the start of its name; the rest of cu*: not supported
+_SUCCEEDS = ("cublas", "nccl")
+_RAISES = ("cusolver", "cufft", "cusparse")
+_CU_NOT_SUPPORTED = 801
+_NVML_NOT_SUPPORTED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Libraries:
+    """The two libraries to load, in this order."""
+
+    cuda: Path
+    nvml: Path
+
+
+def build(torch: TorchBuild) -> Libraries:
+    """Return the libraries for this torch, compiled now where the cache has none.
+
+    Two processes may do it at once: each compiles in a folder of its own and renames it into place; the loser uses
+    the winner's.
+
+    Raises
+    ------
+    GpuMemError
+        When there is no C compiler, when it fails, or when the cache folder cannot be written.
+    """
+    target = cache_folder() / f"simgpu-{_fingerprint(torch)}"
+    libraries = Libraries(target / "libsimcuda.so", target / "libsimnvml.so")
+    if libraries.cuda.exists() and libraries.nvml.exists():
+        return libraries
+    for tool in ("cc", "nm"):
+        if shutil.which(tool) is None:
+            raise GpuMemError(
+                f"the simulated GPU is compiled on first use and there is no C compiler here ('{tool}' was not found); "
+                "install one (Debian, Ubuntu: apt install gcc; conda: conda install gcc_linux-64 binutils) and try again"
+            )
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=target.name + ".", dir=target.parent) as made:
+            folder = Path(made, "new")
+            folder.mkdir()
+            _compile(torch, folder)
+            _move(folder, target)
+    except OSError as error:
+        raise GpuMemError(
+            f"the simulated GPU cannot be written to {target.parent} ({error.strerror or error}); "
+            "set XDG_CACHE_HOME to a folder that can be written"
+        ) from error
+    return libraries
+
+
+def cache_folder() -> Path:
+    """Return the user's cache folder for this package."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root, "jupyter_gpumem")
+
+
+def _fingerprint(torch: TorchBuild) -> str:
+    digest = hashlib.sha256(f"{torch.version} {torch.cuda} {os.uname().machine}".encode())
+    for file in (*sorted(_SOURCE.iterdir()), Path(__file__)):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _move(folder: Path, target: Path) -> None:
+    try:
+        folder.rename(target)
+    except OSError:
+        # another process was first; anything else in the way is an error
+        if not (target / "libsimcuda.so").exists():
+            raise
+
+
+def _compile(torch: TorchBuild, folder: Path) -> None:
+    options = [*_FLAGS, f"-DSIM_CUDA_MAJOR={torch.cuda_major}"]
+    options += [option for include in torch.includes for option in ("-isystem", str(include))]
+    with tempfile.TemporaryDirectory(dir=folder.parent) as objects:
+        _run_compiler([*options, "-c", *map(str, sorted(_SOURCE.glob("*.c")))], Path(objects))
+        nvml = Path(objects, "nvml.o")
+        cuda = [file for file in sorted(Path(objects).glob("*.o")) if file != nvml]
+        stubs, nvml_stubs = Path(objects, "stubs.c"), Path(objects, "nvml_stubs.c")
+        looked_up = _looked_up(torch.libraries / "libc10_cuda.so")
+        stubs.write_text(_cuda_stubs(torch, looked_up, _symbols(cuda, "--defined-only")))
+        nvml_stubs.write_text(_nvml_stubs(looked_up, _symbols([nvml], "--defined-only")))
+        # the sonames are what torch and pynvml open by name
+        _link("libcuda.so.1", [*cuda, stubs], folder / "libsimcuda.so")
+        _link("libnvidia-ml.so.1", [nvml, nvml_stubs], folder / "libsimnvml.so")
+
+
+def _cuda_stubs(torch: TorchBuild, looked_up: set[str], defined: set[str]) -> str:
+    """Return C source for all that torch's libraries need of CUDA and nobody wrote."""
+    needed = _symbols((torch.libraries / name for name in _LIBRARIES), "--undefined-only", "-D")
+    needed |= {name for name in looked_up if name.startswith("cu")}
+    missing = {name for name in needed if _WANTED.fullmatch(name)} - defined
+    return "int sim_not_simulated(const char *, int);\n" + "".join(map(_stub, sorted(missing)))
+
+
+def _nvml_stubs(looked_up: set[str], defined: set[str]) -> str:
+    missing = {name for name in looked_up if name.startswith("nvml")} - defined
+    return "".join(f"int {name}(void) {{ return {_NVML_NOT_SUPPORTED}; }}\n" for name in sorted(missing))
+
+
+def _stub(name: str) -> str:
+    # a destructor must not throw, and there is nothing to destroy
+    if name.startswith(_SUCCEEDS) or "Destroy" in name:
+        return f"int {name}(void) {{ return 0; }}\n"
+    if name.startswith(_RAISES):
+        return f'int {name}(void) {{ return sim_not_simulated("{name}", 1); }}\n'
+    return f"int {name}(void) {{ return {_CU_NOT_SUPPORTED}; }}\n"
+
+
+def _link(soname: str, inputs: list[Path], output: Path) -> None:
+    arguments = [
+        "-shared",
+        "-fPIC",
+        "-fexceptions",
+        f"-Wl,-soname,{soname}",
+        *map(str, inputs),
+        "-o",
+        str(output),
+    ]
+    _run_compiler([*arguments, "-lpthread", "-ldl"], output.parent)
+
+
+def _run_compiler(arguments: list[str], folder: Path) -> None:
+    done = subprocess.run(["cc", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()[
+            -1:
+        ]
+        raise GpuMemError(f"the simulated GPU does not compile with this compiler: {' '.join(lines[:1])}")
+
+
+def _symbols(files: Iterable[Path], *options: str) -> set[str]:
+    present = [str(file) for file in files if file.exists()]
+    done = subprocess.run(["nm", *options, *present], capture_output=True, text=True, check=False)
+    return {
+        line.split()[-1].split("@")[0] for line in done.stdout.splitlines() if line and not line.endswith(":")
+    }
+
+
+def _looked_up(library: Path) -> set[str]:
+    """Return the driver and NVML functions that torch asks for by name at run time: all of them, or it uses none."""
+    return {name.decode() for name in _LOOKED_UP.findall(library.read_bytes())}

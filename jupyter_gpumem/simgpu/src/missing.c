@@ -1,0 +1,28 @@
+/* What a function that is not simulated does: it raises, with its name, what Python sees as RuntimeError. */
+#include "sim.h"
+#include <dlfcn.h>
+#include <stdio.h>
+
+typedef void check_fail(const char *function, const char *file, uint32_t line, const char *message);
+
+/* TORCH_CHECK's own way out: it throws c10::Error, which torch turns into RuntimeError. Returning the library's
+ * status instead would make torch print a status number and advice about a driver that is not there. */
+static check_fail *find_check_fail(void)
+{
+    void *c10 = dlopen("libc10.so", RTLD_NOW | RTLD_NOLOAD);
+    return c10 ? (check_fail *)dlsym(c10, "_ZN3c106detail14torchCheckFailEPKcS2_jS2_") : NULL;
+}
+
+int sim_not_simulated(const char *function, int status)
+{
+    char message[400];
+    check_fail *fail = find_check_fail();
+    if (!fail)
+        return status;
+    snprintf(message, sizeof message,
+             "%s is not simulated: the simulated GPU runs torch's memory allocator, not this library. "
+             "Do this step on the CPU (tensor.cpu()), or leave it out.",
+             function);
+    fail(function, __FILE__, __LINE__, message);
+    return status;
+}
