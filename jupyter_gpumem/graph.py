@@ -1,0 +1,228 @@
+"""What torch's C++ side refers to: gradients, autograd nodes, saved tensors, script modules."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Literal
+
+from jupyter_gpumem.heap import Clock, Heap, subclasses_of, type_mro, type_namespace
+
+Link = Literal["gradient", "graph", "next", "saved", "hook", "variable", "inner", "script"]
+"""How the C++ side refers to something."""
+
+_Getter = Callable[[Any], Any]
+
+
+@dataclass(slots=True)
+class LiveGraph:
+    """Every tensor, storage, script module and autograd node that can be reached; holds them all.
+
+    ``links`` gives, by the address of an object, what it refers to on the C++ side and how. ``made`` are the
+    wrappers that had to be made to look: no Python object referred to them before.
+    """
+
+    objects: dict[int, Any] = field(default_factory=dict)
+    tensors: dict[int, Any] = field(default_factory=dict)
+    links: dict[int, list[tuple[Any, Link]]] = field(default_factory=dict)
+    made: list[Any] = field(default_factory=list)
+    unread: set[str] = field(default_factory=set)
+    """Why something was not looked at, in words."""
+
+    def parents(self) -> dict[int, list[Any]]:
+        """Return the links backwards: holders by the address of what they hold."""
+        parents: dict[int, list[Any]] = {}
+        for address, links in self.links.items():
+            holder = self.objects[address]
+            for child, _how in links:
+                parents.setdefault(id(child), []).append(holder)
+        return parents
+
+
+@contextmanager
+def plain_reads(torch: ModuleType) -> Iterator[None]:
+    """Read tensors as they are: no subclass, mode or dispatch code of the user runs within."""
+    with ExitStack() as guards:
+        guards.enter_context(torch._C.DisableTorchFunction())
+        guards.enter_context(torch._C._DisableTorchDispatch())
+        yield
+
+
+def live_graph(heap: Heap, torch: ModuleType, clock: Clock) -> LiveGraph:
+    """Find every tensor and walk the autograd graph forward from all of them and from every node Python knows."""
+    reader = _Reader(torch)
+    seeds = heap.of_kinds(reader.kinds())
+    graph = LiveGraph()
+    with plain_reads(torch):
+        _walk(seeds, reader, graph, clock)
+    known = set(map(id, seeds))
+    graph.made = [item for address, item in graph.objects.items() if address not in known]
+    graph.unread |= reader.unread
+    return graph
+
+
+def _walk(seeds: Iterable[Any], reader: "_Reader", graph: LiveGraph, clock: Clock) -> None:
+    stack = list(seeds)
+    objects, links = graph.objects, graph.links
+    count = 0
+    while stack:
+        item = stack.pop()
+        address = id(item)
+        if address in objects:
+            continue
+        objects[address] = item
+        count += 1
+        if count % 4096 == 0:
+            clock.check("autograd graph")
+        is_tensor, read = reader.of(type(item))
+        if is_tensor:
+            graph.tensors[address] = item
+        found = read(item)
+        if found:
+            links[address] = found
+            stack.extend(child for child, how in found if how != "hook" and reader.is_known(type(child)))
+
+
+class _Reader:
+    """Reads the C++ references of each type of torch object, through torch's own descriptors only."""
+
+    def __init__(self, torch: ModuleType) -> None:
+        base = torch._C.TensorBase
+        self.unread: set[str] = set()
+        self._torch = torch
+        self._tensors = subclasses_of(base)
+        self._storages = subclasses_of(torch._C.StorageBase)
+        script = getattr(getattr(torch.jit, "_script", None), "RecursiveScriptModule", None)
+        self._scripts = {} if script is None else subclasses_of(script)
+        self._nodes = subclasses_of(torch._C._FunctionBase)
+        # C++ nodes have no common base but object
+        for kind in type.__subclasses__(object):
+            if "next_functions" in type_namespace(kind):
+                self._nodes[id(kind)] = kind
+        fields = type_namespace(base)
+        self._is_leaf: _Getter = fields["is_leaf"].__get__
+        self._retains: _Getter = fields["retains_grad"].__get__
+        self._grad: _Getter = fields["grad"].__get__
+        self._grad_fn: _Getter = fields["grad_fn"].__get__
+        self._saved_type: type = torch._C._autograd.SavedTensor
+        self._saved_readable = "data" in type_namespace(self._saved_type)
+        self._readers: dict[int, tuple[bool, Callable[[Any], list[tuple[Any, Link]]]]] = {}
+
+    def kinds(self) -> dict[int, type]:
+        """Return every type worth looking at."""
+        return {**self._tensors, **self._nodes, **self._storages, **self._scripts}
+
+    def is_known(self, kind: type) -> bool:
+        """Tell whether objects of a type have C++ references to follow."""
+        address = id(kind)
+        return address in self._tensors or address in self._nodes or self._learn_node(kind)
+
+    def of(self, kind: type) -> tuple[bool, Callable[[Any], list[tuple[Any, Link]]]]:
+        """Return whether a type is a tensor's and how to read its references."""
+        found = self._readers.get(id(kind))
+        if found is None:
+            found = self._readers[id(kind)] = self._make(kind)
+        return found
+
+    def _make(self, kind: type) -> tuple[bool, Callable[[Any], list[tuple[Any, Link]]]]:
+        if id(kind) in self._tensors:
+            return True, self._tensor
+        if id(kind) in self._scripts:
+            return False, self._script
+        if id(kind) in self._storages:
+            return False, lambda _storage: []
+        return False, self._node_reader(kind)
+
+    def _learn_node(self, kind: type) -> bool:
+        # a node type of a C++ extension comes to Python when its first node does
+        if any("next_functions" in type_namespace(base) for base in type_mro(kind)):
+            self._nodes[id(kind)] = kind
+            return True
+        return False
+
+    def _tensor(self, tensor: Any) -> list[tuple[Any, Link]]:
+        links: list[tuple[Any, Link]] = []
+        try:
+            # asking any other tensor for its gradient prints a warning
+            if self._is_leaf(tensor) or self._retains(tensor):
+                gradient = self._grad(tensor)
+                if gradient is not None:
+                    links.append((gradient, "gradient"))
+            # a view whose base was changed in place may refuse
+            node = self._grad_fn(tensor)
+            if node is not None:
+                links.append((node, "graph"))
+        except Exception as error:
+            self.unread.add(f"the graph of a tensor: {type(error).__name__}")
+        links.extend((inner, "inner") for inner in self._wrapped(tensor))
+        return links
+
+    def _wrapped(self, tensor: Any) -> list[Any]:
+        """Return the tensor inside a wrapper of functorch or of functionalisation, if there is one."""
+        try:
+            if self._torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+                return [self._torch._C._functorch.get_unwrapped(tensor)]
+            if self._torch._is_functional_tensor(tensor):
+                return [self._torch._from_functional_tensor(tensor)]
+        except Exception as error:
+            self.unread.add(f"a wrapped tensor: {type(error).__name__}")
+        return []
+
+    def _node_reader(self, kind: type) -> Callable[[Any], list[tuple[Any, Link]]]:
+        fields: dict[str, Any] = {}
+        for base in reversed(type_mro(kind)):
+            # only torch's own types: a custom Function's class may define the same names
+            if base is self._torch._C._FunctionBase or type(base) is type and not _is_user_class(base):
+                fields.update(type_namespace(base))
+        follow = fields["next_functions"].__get__ if "next_functions" in fields else None
+        variable = fields["variable"].__get__ if "variable" in fields else None
+        saved = [(name, field.__get__) for name, field in fields.items() if name.startswith("_raw_saved_")]
+
+        def read(node: Any) -> list[tuple[Any, Link]]:
+            links: list[tuple[Any, Link]] = []
+            if follow is not None:
+                links.extend((child, "next") for child, _input in follow(node) if child is not None)
+            if variable is not None and (leaf := variable(node)) is not None:
+                links.append((leaf, "variable"))
+            for _name, getter in saved:
+                self._saved(node, getter, links)
+            return links
+
+        return read
+
+    def _saved(self, node: Any, getter: _Getter, links: list[tuple[Any, Link]]) -> None:
+        try:
+            value = getter(node)
+        except RuntimeError:  # backward has freed it
+            return
+        for saved in value if isinstance(value, (tuple, list)) else (value,):
+            if type(saved) is not self._saved_type:
+                continue
+            if not self._saved_readable:
+                self.unread.add("tensors saved for backward: this torch cannot show them without running hooks")
+                continue
+            # `.data` runs no hook, where the `_saved_…` attributes run the user's forward again under checkpointing
+            data = saved.data
+            if data is not None:
+                links.append((data, "saved"))
+            hook = saved.unpack_hook
+            if hook is not None:
+                links.append((hook, "hook"))
+
+    def _script(self, module: Any) -> list[tuple[Any, Link]]:
+        """Return the parameters and buffers of a ScriptModule, which live in C++ only."""
+        try:
+            cpp = type_namespace(self._torch.nn.Module)["__dict__"].__get__(module).get("_c")
+            if cpp is None:
+                return []
+            native = self._torch._C
+            tensors = [*native.ParameterDict(cpp).items(), *native.BufferDict(cpp).items()]
+            return [(tensor, "script") for _name, tensor in tensors]
+        except Exception as error:
+            self.unread.add(f"a script module: {type(error).__name__}")
+            return []
+
+
+def _is_user_class(kind: type) -> bool:
+    """Tell whether a class was made by a ``class`` statement: only those carry ``__module__`` of their own."""
+    return "__module__" in type_namespace(kind)

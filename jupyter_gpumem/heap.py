@@ -1,0 +1,300 @@
+"""One look at everything Python's collector tracks: the objects, their types, and who refers to a few of them."""
+
+import gc
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Addresses = NDArray[np.int64]
+
+# one call of gc.get_referents for so many objects: fewer calls cost less, more cost refining
+_CHUNK = 256
+_PART = 16
+# backward steps over all references before they are sorted once: sorting costs as much as so many steps
+_LEVELS = 14
+_TABLE_BITS = 20
+
+type_namespace: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
+"""Read a class's own namespace without asking its metaclass."""
+
+type_mro: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+"""Read a class's ancestors without asking its metaclass."""
+
+module_namespace: Callable[[ModuleType], dict[str, Any]] = ModuleType.__dict__["__dict__"].__get__
+"""Read a module's namespace without asking the module."""
+
+
+class OutOfTimeError(Exception):
+    """The time budget of a scan is spent."""
+
+
+class Clock:
+    """The time a scan may take, in seconds, and the call that shows how far it is."""
+
+    def __init__(self, budget: float | None = None, progress: Callable[[str, float], None] | None = None) -> None:
+        self._started = time.perf_counter()
+        self._budget = budget
+        self._progress = progress
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the scan began."""
+        return time.perf_counter() - self._started
+
+    def check(self, stage: str) -> None:
+        """Show progress past one second, and stop the scan once its time is spent.
+
+        Raises
+        ------
+        OutOfTimeError
+            When the budget is spent.
+        """
+        seconds = self.seconds
+        if self._progress is not None and seconds >= 1:
+            self._progress(stage, seconds)
+        if self._budget is not None and seconds > self._budget:
+            raise OutOfTimeError(stage)
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Keep the collector from running: a scan's own lists would set it off, and it would free what is counted."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def subclasses_of(*bases: type) -> dict[int, type]:
+    """Return classes and every class made from them, by address: a metaclass may define ``__hash__``."""
+    found: dict[int, type] = {}
+    stack = list(bases)
+    while stack:
+        kind = stack.pop()
+        if id(kind) not in found:
+            found[id(kind)] = kind
+            stack.extend(type.__subclasses__(kind))
+    return found
+
+
+class Heap:
+    """The objects the collector tracks at one moment. Holds every one of them: drop it before reporting.
+
+    ``frozen_roots`` are where a walk starts for what ``gc.freeze()`` hid from the collector's own list.
+    """
+
+    def __init__(self, clock: Clock, frozen_roots: Iterable[object] = ()) -> None:
+        import numpy as np
+
+        self._clock = clock
+        self.objects: list[Any] = gc.get_objects()
+        self.frozen = gc.get_freeze_count() > 0
+        if self.frozen:
+            self.objects += _reachable(frozen_roots, self.objects, clock)
+        self._kinds: Addresses = np.fromiter(map(id, map(type, self.objects)), np.int64, len(self.objects))
+        self._references: _References | None = None
+
+    def of_kinds(self, kinds: Mapping[int, type]) -> list[Any]:
+        """Return the objects whose exact type is one of ``kinds``, in the collector's order."""
+        import numpy as np
+
+        wanted = np.sort(np.fromiter(kinds, np.int64, len(kinds)))
+        return [self.objects[index] for index in _members(self._kinds, wanted).tolist()]
+
+    def add(self, objects: Iterable[Any]) -> None:
+        """Include objects that were made by looking, before anybody asks who refers to what."""
+        self.objects.extend(objects)
+
+    def cone(
+        self,
+        seeds: Iterable[Any],
+        parents: Mapping[int, Sequence[Any]],
+        stops: Mapping[int, Any],
+    ) -> tuple[dict[int, Any], set[int]]:
+        """Find everything from which a seed can be reached.
+
+        Parameters
+        ----------
+        seeds
+            The objects looked for.
+        parents
+            References the collector cannot see, as holders by the address of what they hold.
+        stops
+            Containers beyond which nobody looks, by address.
+
+        Returns
+        -------
+        tuple
+            The seeds and their holders by address, and the addresses of the stops that were met.
+        """
+        found: dict[int, Any] = {}
+        met: set[int] = set()
+        front = _close(seeds, parents, found, met, stops)
+        if self._references is None and front:
+            self._references = _References(self.objects, self._clock)
+        level = 0
+        while front:
+            self._clock.check("who holds what")
+            assert self._references is not None
+            holders = self._references.holders_of(front, sort=level >= _LEVELS)
+            front = _close(holders, parents, found, met, stops)
+            level += 1
+        return found, met
+
+
+def _close(
+    objects: Iterable[Any],
+    parents: Mapping[int, Sequence[Any]],
+    found: dict[int, Any],
+    met: set[int],
+    stops: Mapping[int, Any],
+) -> list[int]:
+    """Add objects and what holds them by ``parents`` to ``found``; return the addresses that are new."""
+    new: list[int] = []
+    stack = list(objects)
+    while stack:
+        item = stack.pop()
+        address = id(item)
+        if address in found:
+            continue
+        if address in stops:
+            met.add(address)
+            continue
+        found[address] = item
+        new.append(address)
+        stack.extend(parents.get(address, ()))
+    return new
+
+
+class _References:
+    """Every reference between the objects of a heap, as addresses; the source is known to a chunk of objects."""
+
+    def __init__(self, objects: list[Any], clock: Clock) -> None:
+        import numpy as np
+
+        self._objects = objects
+        parts: list[Addresses] = []
+        for start in range(0, len(objects), _CHUNK):
+            referents = gc.get_referents(*objects[start : start + _CHUNK])
+            parts.append(np.fromiter(map(id, referents), np.int64, len(referents)))
+            del referents
+            if start % (_CHUNK * 512) == 0:
+                clock.check("references")
+        self._ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+        self._targets = np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        self._hashes = _hash(self._targets)
+        self._order: Addresses | None = None
+        self._sorted = self._targets
+
+    def holders_of(self, addresses: list[int], *, sort: bool) -> list[Any]:
+        """Return the objects that refer to one of the addresses."""
+        import numpy as np
+
+        wanted = np.sort(np.array(addresses, np.int64))
+        if sort or self._order is not None:
+            positions = self._positions_by_order(wanted)
+        else:
+            positions = _members(self._targets, wanted, self._hashes)
+        return self._sources(np.sort(positions), set(addresses))
+
+    def _positions_by_order(self, wanted: "Addresses") -> "Addresses":
+        import numpy as np
+
+        if self._order is None:
+            self._order = np.argsort(self._targets)
+            self._sorted = self._targets[self._order]
+        first = np.searchsorted(self._sorted, wanted, side="left").tolist()
+        last = np.searchsorted(self._sorted, wanted, side="right").tolist()
+        spans = [self._order[a:b] for a, b in zip(first, last, strict=True) if b > a]
+        return np.concatenate(spans) if spans else np.zeros(0, np.int64)
+
+    def _sources(self, positions: "Addresses", wanted: set[int]) -> list[Any]:
+        import numpy as np
+
+        chunks = np.searchsorted(self._ends, positions, side="right")
+        firsts = np.nonzero(np.diff(chunks, prepend=-1))[0].tolist()
+        chunk_of = chunks[firsts].tolist()
+        lasts = [*firsts[1:], len(positions)]
+        found: list[Any] = []
+        for chunk, first, last in zip(chunk_of, firsts, lasts, strict=True):
+            end = int(self._ends[chunk])
+            start = int(self._ends[chunk - 1]) if chunk else 0
+            objects = self._objects[chunk * _CHUNK : (chunk + 1) * _CHUNK]
+            found += _locate(objects, (positions[first:last] - start).tolist(), end - start, wanted)
+        return found
+
+
+def _locate(objects: list[Any], offsets: list[int], total: int, wanted: set[int]) -> list[Any]:
+    """Return the objects whose references stand at ``offsets`` in the joint list of all their references."""
+    parts = [objects[start : start + _PART] for start in range(0, len(objects), _PART)]
+    lengths = [len(gc.get_referents(*part)) for part in parts]
+    if sum(lengths) != total:  # another thread changed something here since: look at each object
+        return [item for item in objects if any(id(held) in wanted for held in gc.get_referents(item))]
+    found: list[Any] = []
+    index, begin = 0, 0
+    for part, length in zip(parts, lengths, strict=True):
+        inside = begin + length
+        if index < len(offsets) and offsets[index] < inside:
+            for item in part:
+                after = begin + len(gc.get_referents(item))
+                if index < len(offsets) and offsets[index] < after:
+                    found.append(item)
+                while index < len(offsets) and offsets[index] < after:
+                    index += 1
+                begin = after
+        begin = inside
+    return found
+
+
+def _hash(addresses: "Addresses") -> "NDArray[np.uint32]":
+    import numpy as np
+
+    # objects are aligned to 16 bytes
+    return ((addresses >> 4) & ((1 << _TABLE_BITS) - 1)).astype(np.uint32)
+
+
+def _members(
+    addresses: "Addresses", wanted: "Addresses", hashes: "NDArray[np.uint32] | None" = None
+) -> "Addresses":
+    """Return the positions of ``addresses`` that are among the sorted ``wanted``."""
+    import numpy as np
+
+    if not len(wanted) or not len(addresses):
+        return np.zeros(0, np.int64)
+    table = np.zeros(1 << _TABLE_BITS, bool)
+    table[_hash(wanted)] = True
+    maybe = np.nonzero(table[_hash(addresses) if hashes is None else hashes])[0]
+    at = np.searchsorted(wanted, addresses[maybe])
+    at[at == len(wanted)] = 0
+    return maybe[wanted[at] == addresses[maybe]]
+
+
+def _reachable(roots: Iterable[object], known: Sequence[object], clock: Clock) -> list[Any]:
+    """Walk forward from roots and known objects to the tracked objects that are not known."""
+    seen = set(map(id, known))
+    found: list[Any] = []
+    stack: list[Any] = [*roots, *known]
+    for item in roots:
+        if id(item) not in seen:
+            seen.add(id(item))
+            found.append(item)
+    while stack:
+        batch = stack[-_CHUNK:]
+        del stack[-_CHUNK:]
+        clock.check("frozen objects")
+        for item in gc.get_referents(*batch):
+            if id(item) not in seen:
+                seen.add(id(item))
+                if gc.is_tracked(item):
+                    found.append(item)
+                    stack.append(item)
+    return found

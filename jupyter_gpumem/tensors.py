@@ -1,0 +1,304 @@
+"""The census of live storages: each piece of tensor memory once, and what it is for."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Literal
+
+from jupyter_gpumem.device import current_probe, torch_module
+from jupyter_gpumem.graph import LiveGraph, live_graph, plain_reads
+from jupyter_gpumem.heap import Clock, Heap, OutOfTimeError, collector_paused, subclasses_of, type_namespace
+
+Role = Literal["parameter", "gradient", "buffer", "optimizer state", "saved for backward", "other"]
+Reach = Literal["tensor", "gradient", "saved", "inner", "script"]
+
+Key = tuple[int, int]
+"""A storage: device and address."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveStorage:
+    """One storage; ``nbytes`` is its own size, not that of the allocator's block around it.
+
+    ``role`` is what the memory is for, ``owner`` the class of the optimizer or of the graph node it belongs to.
+    ``reached`` tells which tensor of it the C++ side refers to (as a gradient, saved for backward, inside a
+    wrapper, in a script module); ``"tensor"`` is one that only Python refers to. ``tensors`` counts the tensors
+    that share it.
+    """
+
+    device: int
+    address: int
+    nbytes: int
+    role: Role
+    owner: str | None
+    reached: Reach
+    tensors: int
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """Every live storage, once, by device and address.
+
+    ``kind`` is ``"cuda"`` or ``"host"``. ``complete`` is False where the time budget ended the search;
+    ``notes`` say in words what could not be read.
+    """
+
+    kind: str
+    storages: tuple[LiveStorage, ...]
+    complete: bool
+    notes: tuple[str, ...]
+
+    def on(self, device: int) -> tuple[LiveStorage, ...]:
+        """Return the storages of one device."""
+        return tuple(storage for storage in self.storages if storage.device == device)
+
+
+@dataclass(slots=True)
+class Facts:
+    """What is known of one storage while a scan is under way."""
+
+    nbytes: int
+    reached: Reach
+    tensors: int = 1
+    uses: int | None = None
+    """How many C++ tensors share it, where torch tells."""
+    role: Role = "other"
+    owner: str | None = None
+
+
+@dataclass(slots=True)
+class LiveTensors:
+    """The tensors of a heap with their storages. Holds every one of them: drop it before reporting."""
+
+    kind: str
+    graph: LiveGraph
+    storages: dict[Key, Facts] = field(default_factory=dict)
+    keys: dict[int, tuple[Key, ...]] = field(default_factory=dict)
+    """The storages of a tensor or storage object, by its address."""
+    modules: list[Any] = field(default_factory=list)
+    optimizers: list[Any] = field(default_factory=list)
+
+    def census(self) -> Census:
+        """Return the storages as values that hold nothing."""
+        storages = tuple(
+            LiveStorage(device, address, facts.nbytes, facts.role, facts.owner, facts.reached, facts.tensors)
+            for (device, address), facts in sorted(self.storages.items())
+        )
+        return Census(self.kind, storages, True, tuple(sorted(self.graph.unread)))
+
+
+def take_census(*, kind: str | None = None, budget_seconds: float | None = 10.0) -> Census:
+    """Find every live storage once, through Python's collector and through the autograd graph.
+
+    Parameters
+    ----------
+    kind
+        ``"cuda"`` for device memory, ``"host"`` for CPU tensors; by default what this process has.
+    budget_seconds
+        The search is cut short, and says so, after so many seconds.
+
+    Notes
+    -----
+    Not seen: tensors held by C++ alone (they are blocks of the allocator that no storage explains). Nothing is
+    held, collected, synchronised or initialised, and no code of the user runs.
+    """
+    kind = current_probe().kind if kind is None else kind
+    torch = torch_module()
+    if torch is None:
+        return Census(kind, (), True, ())
+    clock = Clock(budget_seconds)
+    with collector_paused():
+        try:
+            return live_tensors(Heap(clock), torch, kind, clock).census()
+        except OutOfTimeError as stop:
+            return Census(kind, (), False, (f"the time budget ended the search ({stop})",))
+
+
+def live_tensors(heap: Heap, torch: ModuleType, kind: str, clock: Clock) -> LiveTensors:
+    """Find the tensors of a heap, read their storages, and tell what each storage is for."""
+    live = LiveTensors(kind, live_graph(heap, torch, clock))
+    reader = StorageReader(torch, kind)
+    reach = _reaches(live.graph)
+    with plain_reads(torch):
+        for address, item in live.graph.objects.items():
+            found = reader.storages_of(item)
+            if found:
+                live.keys[address] = tuple(key for key, _nbytes, _uses in found)
+                for key, nbytes, uses in found:
+                    _count(live.storages, key, nbytes, uses, reach.get(address, "tensor"))
+    live.graph.unread |= reader.unread
+    live.modules = heap.of_kinds(subclasses_of(torch.nn.Module))
+    live.optimizers = heap.of_kinds(subclasses_of(torch.optim.Optimizer))
+    _assign_roles(live, torch)
+    return live
+
+
+def _count(storages: dict[Key, Facts], key: Key, nbytes: int, uses: int | None, reached: Reach) -> None:
+    facts = storages.get(key)
+    if facts is None:
+        storages[key] = Facts(nbytes, reached, uses=uses)
+        return
+    facts.tensors += 1
+    facts.nbytes = max(facts.nbytes, nbytes)
+    if facts.reached == "tensor":
+        facts.reached = reached
+
+
+def _reaches(graph: LiveGraph) -> dict[int, Reach]:
+    """Return how the C++ side refers to each object, by address; a wrapper made by looking changes nothing."""
+    names: dict[str, Reach] = {"gradient": "gradient", "saved": "saved", "script": "script", "inner": "inner"}
+    return {
+        id(child): names[how] for links in graph.links.values() for child, how in links if how in names
+    }
+
+
+class StorageReader:
+    """Reads which storages a tensor or storage object has, through torch's own descriptors only."""
+
+    def __init__(self, torch: ModuleType, kind: str) -> None:
+        self.unread: set[str] = set()
+        self._torch = torch
+        self._device = "cpu" if kind == "host" else kind
+        tensor, storage = type_namespace(torch._C.TensorBase), type_namespace(torch._C.StorageBase)
+        self._tensors = subclasses_of(torch._C.TensorBase)
+        self._storages = subclasses_of(torch._C.StorageBase)
+        self._storage_of = tensor["untyped_storage"]
+        self._layout = tensor["layout"].__get__
+        self._is_nested = tensor["is_nested"].__get__
+        self._address, self._nbytes = storage["data_ptr"], storage["nbytes"]
+        self._device_of, self._cdata = storage["device"].__get__, storage["_cdata"].__get__
+        self._use_count = getattr(torch._C, "_storage_Use_Count", None)
+
+    def storages_of(self, item: Any) -> list[tuple[Key, int, int | None]]:
+        """Return key, bytes and C++ use count of each storage of the searched kind that ``item`` stands for."""
+        kind = id(type(item))
+        if kind in self._tensors:
+            try:
+                return self._of_storage(self._storage_of(item))
+            except Exception:
+                return self._of_parts(item)
+        if kind in self._storages:
+            try:
+                return self._of_storage(item)
+            except Exception as error:
+                self.unread.add(f"a storage: {type(error).__name__}")
+        return []
+
+    def _of_storage(self, storage: Any) -> list[tuple[Key, int, int | None]]:
+        device = self._device_of(storage)
+        if device.type != self._device:
+            return []
+        address = self._address(storage)
+        if not address:  # empty, or resized to nothing
+            return []
+        uses = None if self._use_count is None else self._use_count(self._cdata(storage)) - 1
+        return [((device.index or 0, address), self._nbytes(storage), uses)]
+
+    def _of_parts(self, tensor: Any) -> list[tuple[Key, int, int | None]]:
+        """Read a sparse or nested tensor, which has no storage of its own, through its parts."""
+        found: list[tuple[Key, int, int | None]] = []
+        try:
+            for part in self._parts(tensor):
+                found += self._of_storage(self._storage_of(part))
+        except Exception as error:
+            # a lazy parameter, a wrapper whose inner tensors Python sees anyhow, or something new
+            if not isinstance(error, (ValueError, NotImplementedError)):
+                self.unread.add(f"a {type.__dict__['__name__'].__get__(type(tensor))}: {type(error).__name__}")
+        return found
+
+    def _parts(self, tensor: Any) -> Iterator[Any]:
+        fields = type_namespace(self._torch._C.TensorBase)
+        layout = self._layout(tensor)
+        with self._torch.no_grad():
+            for name in _PARTS.get(str(layout), ("values",) if self._is_nested(tensor) else ()):
+                yield fields[name](tensor)
+
+
+_COMPRESSED_ROWS = ("crow_indices", "col_indices", "values")
+_COMPRESSED_COLUMNS = ("ccol_indices", "row_indices", "values")
+_PARTS = {
+    "torch.sparse_coo": ("_indices", "_values"),
+    "torch.sparse_csr": _COMPRESSED_ROWS,
+    "torch.sparse_bsr": _COMPRESSED_ROWS,
+    "torch.sparse_csc": _COMPRESSED_COLUMNS,
+    "torch.sparse_bsc": _COMPRESSED_COLUMNS,
+}
+
+
+def _assign_roles(live: LiveTensors, torch: ModuleType) -> None:
+    """Tell what each storage is for; of several uses the first of: parameter, buffer, gradient, state, saved."""
+    objects, links = live.graph.objects, live.graph.links
+    for address, found in links.items():
+        for child, how in found:
+            if how == "saved":
+                _mark(live, (child,), "saved for backward", type(objects[address]).__name__)
+    for optimizer in live.optimizers:
+        state = _instance_namespace(torch.optim.Optimizer, optimizer).get("state")
+        _mark(live, _nested_values(state), "optimizer state", type.__dict__["__name__"].__get__(type(optimizer)))
+    for found in links.values():
+        _mark(live, (child for child, how in found if how == "gradient"), "gradient", None)
+    for attribute, role in (("_buffers", "buffer"), ("_parameters", "parameter")):
+        for module in live.modules:
+            values = _instance_namespace(torch.nn.Module, module).get(attribute)
+            if isinstance(values, dict):
+                _mark(live, tuple(values.values()), role, None)
+    _mark_scripts(live, torch)
+
+
+def _mark_scripts(live: LiveTensors, torch: ModuleType) -> None:
+    for found in live.graph.links.values():
+        for child, how in found:
+            if how == "script":
+                is_parameter = type_namespace(torch._C.TensorBase)["requires_grad"].__get__(child)
+                _mark(live, (child,), "parameter" if is_parameter else "buffer", None)
+
+
+def _mark(live: LiveTensors, tensors: Iterable[Any], role: Any, owner: str | None) -> None:
+    stack, seen = list(tensors), set()
+    while stack:
+        item = stack.pop()
+        if id(item) in seen or id(item) not in live.graph.objects:
+            continue
+        seen.add(id(item))
+        for key in live.keys.get(id(item), ()):
+            live.storages[key].role, live.storages[key].owner = role, owner
+        stack.extend(_inner_tensors(live, item))
+
+
+def _inner_tensors(live: LiveTensors, tensor: Any) -> Iterator[Any]:
+    """Give the tensors inside a wrapper: attributes of a subclass, or what functorch wraps."""
+    yield from (child for child, how in live.graph.links.get(id(tensor), ()) if how == "inner")
+    if "__module__" in type_namespace(type(tensor)) and id(tensor) not in live.keys:
+        import gc
+
+        for held in gc.get_referents(tensor):
+            for inner in held.values() if type(held) is dict else (held,):
+                if id(inner) in live.graph.tensors:
+                    yield inner
+
+
+def _instance_namespace(base: type, instance: Any) -> Mapping[str, Any]:
+    """Read the attributes of an instance of ``base`` without asking its class."""
+    namespace: Mapping[str, Any] = type_namespace(base)["__dict__"].__get__(instance)
+    return namespace
+
+
+def _nested_values(state: Any) -> Iterator[Any]:
+    """Give what an optimizer keeps: its state is a dict a parameter, with tensors or lists of them in it."""
+    stack = [state]
+    depth = {id(state): 0}
+    while stack:
+        item = stack.pop()
+        level = depth.get(id(item), 0)
+        values: Iterable[Any] = ()
+        if isinstance(item, dict):
+            values = tuple(item.values())
+        elif type(item) in (list, tuple):
+            values = tuple(item)
+        else:
+            yield item
+        if level < 4:
+            for value in values:
+                depth[id(value)] = level + 1
+                stack.append(value)
