@@ -1,38 +1,29 @@
-"""torch's caching allocator as it stands: its blocks and pools, and giving back what it can spare."""
+"""How torch's caching allocator lays out its memory, and giving back what it can spare."""
 
 import gc
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
 
+from jupyter_gpumem.blocks import Block, read_blocks, shows_blocks
 from jupyter_gpumem.device import cuda_started, torch_module
 
 _DEFAULT_POOL = (0, 0)
 # the pages an expandable segment is mapped in (kSmallBuffer and kLargeBuffer of CUDACachingAllocator.cpp)
-_PAGE_BYTES = {"small": 2 * 1024**2, "large": 20 * 1024**2}
-
-
-@dataclass(frozen=True, slots=True)
-class UsedBlock:
-    """One block in use, at an address of the device; ``pool`` is ``(0, 0)`` outside private pools."""
-
-    address: int
-    nbytes: int
-    pool: tuple[int, int]
-    stream: int
+_SMALL_PAGE_BYTES, _LARGE_PAGE_BYTES = 2 * 1024**2, 20 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """How one device's reserved memory is split; all sizes in bytes.
 
-    ``waiting_bytes`` were freed but wait for another stream (``record_stream``). ``returnable_bytes``
-    are what ``empty_cache`` gives back: segments, or pages of an expandable one, that are wholly free.
-    ``fragmented_bytes`` are free parts of segments in use. ``private_free_bytes`` are free parts of the
-    private pools of CUDA graphs and MemPools, which hold ``private_bytes`` in all.
+    ``used`` are the blocks in use, by address. ``waiting_bytes`` were freed but wait for another stream
+    (``record_stream``). ``returnable_bytes`` are what ``empty_cache`` gives back: segments, or pages of an
+    expandable one, that are wholly free. ``fragmented_bytes`` are free parts of segments in use.
+    ``private_free_bytes`` are free parts of the private pools of CUDA graphs and MemPools, which hold
+    ``private_bytes`` in all.
     """
 
-    blocks: tuple[UsedBlock, ...]
+    used: tuple[Block, ...]
     allocated_bytes: int
     waiting_bytes: int
     returnable_bytes: int
@@ -64,22 +55,16 @@ def active_devices() -> tuple[int, ...]:
 
 
 def read_layouts() -> dict[int, Layout] | None:
-    """Read the segments of every device that has some.
+    """Read how the memory of each device with segments is laid out.
 
-    ``None`` with an allocator that shows no segments (cudaMallocAsync, a pluggable one).
+    ``None`` with an allocator that does not show it (cudaMallocAsync, a pluggable one).
     """
-    segments = _segments()
-    if segments is None:
+    if not shows_blocks():
         return None
-    by_device: dict[int, list[Mapping[str, Any]]] = {}
-    for segment in segments:
-        by_device.setdefault(segment["device"], []).append(segment)
-    return {device: _layout(found) for device, found in by_device.items()}
-
-
-def no_layout() -> Layout:
-    """Return the layout of a device without segments."""
-    return _layout([])
+    return {
+        device: layout_of(tuple(blocks))
+        for device, blocks in groupby(read_blocks(), key=lambda block: block.device)
+    }
 
 
 def graph_may_be_alive() -> bool:
@@ -141,75 +126,52 @@ def _any_instance(base: type) -> bool:
     return any(id(kind) in alive for kind in kinds)
 
 
-def _segments() -> list[Mapping[str, Any]] | None:
-    torch = torch_module()
-    if torch is None or not cuda_started() or torch.cuda.get_allocator_backend() != "native":
-        return None
-    try:
-        segments: list[Mapping[str, Any]] = torch.cuda.memory_snapshot(include_traces=False)
-    except TypeError:
-        # an older torch copies the recorded traces along, whoever asks
-        segments = torch.cuda.memory_snapshot()
-    return segments
-
-
-def _layout(segments: list[Mapping[str, Any]]) -> Layout:
-    blocks: list[UsedBlock] = []
-    waiting = returnable = fragmented = private_free = private = largest = 0
-    pools = set()
-    for segment in segments:
-        pool = tuple(segment.get("segment_pool_id", _DEFAULT_POOL))
-        free = 0
-        for address, block in _blocks_of(segment):
-            nbytes = block["size"]
-            if block["state"] == "active_allocated":
-                blocks.append(UsedBlock(address, nbytes, pool, segment["stream"]))
-            elif block["state"] == "inactive":
-                free += nbytes
-                largest = max(largest, nbytes)
-            else:
-                waiting += nbytes
-        if pool != _DEFAULT_POOL:
-            pools.add(pool)
-            private += segment["total_size"]
-            private_free += free
-        else:
-            whole = _wholly_free(segment)
-            returnable += whole
-            fragmented += free - whole
-    allocated = sum(block.nbytes for block in blocks)
-    blocks.sort(key=lambda block: block.address)
+def layout_of(blocks: tuple[Block, ...]) -> Layout:
+    """Sum up the blocks of one device, given by address."""
+    used = tuple(block for block in blocks if block.state == "active_allocated")
+    waiting = sum(block.size_bytes for block in blocks if block.state == "active_pending_free")
+    free = [block for block in blocks if block.state == "inactive"]
+    ordinary = [block for block in free if block.pool == _DEFAULT_POOL]
+    returnable = _returnable_bytes(blocks)
+    fragmented = sum(block.size_bytes for block in ordinary) - returnable
+    private = [block for block in blocks if block.pool != _DEFAULT_POOL]
     return Layout(
-        tuple(blocks),
-        allocated,
-        waiting,
-        returnable,
-        fragmented,
-        private_free,
-        private,
-        tuple(sorted(pools)),
-        largest,
+        used=used,
+        allocated_bytes=sum(block.size_bytes for block in used),
+        waiting_bytes=waiting,
+        returnable_bytes=returnable,
+        fragmented_bytes=fragmented,
+        private_free_bytes=sum(block.size_bytes for block in free if block.pool != _DEFAULT_POOL),
+        private_bytes=sum(block.size_bytes for block in private),
+        private_pools=tuple(sorted({block.pool for block in private})),
+        largest_free_bytes=max((block.size_bytes for block in ordinary), default=0),
     )
 
 
-def _blocks_of(segment: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the blocks with their addresses; they follow one another without gaps."""
-    address = segment["address"]
-    for block in segment["blocks"]:
-        yield address, block
-        address += block["size"]
+def _returnable_bytes(blocks: tuple[Block, ...]) -> int:
+    """Return what ``empty_cache`` would give back to the driver from the ordinary pool."""
+    ordinary = (block for block in blocks if block.pool == _DEFAULT_POOL)
+    total = 0
+    for segment, group in groupby(ordinary, key=lambda block: block.segment):
+        members = list(group)
+        if members[0].expandable:
+            total += sum(_whole_pages(block, segment) for block in members if block.state == "inactive")
+        elif all(block.state == "inactive" for block in members):
+            total += sum(block.size_bytes for block in members)
+    return total
 
 
-def _wholly_free(segment: Mapping[str, Any]) -> int:
-    """Return what ``empty_cache`` would give back of a segment, in bytes."""
-    if not segment.get("is_expandable"):
-        return (
-            0 if any(block["state"] != "inactive" for block in segment["blocks"]) else segment["total_size"]
-        )
-    page = _PAGE_BYTES[segment["segment_type"]]
-    pages = 0
-    for address, block in _blocks_of(segment):
-        if block["state"] == "inactive":
-            begin = address - segment["address"]
-            pages += max(0, (begin + block["size"]) // page - -(-begin // page))
-    return pages * page
+def _whole_pages(block: Block, segment: int) -> int:
+    """Return the bytes of the pages that lie within a block of an expandable segment."""
+    page = _SMALL_PAGE_BYTES if block.small_pool else _LARGE_PAGE_BYTES
+    begin = block.address - segment
+    return max(0, (begin + block.size_bytes) // page - -(-begin // page)) * page
+
+
+def _any_instance(base: type) -> bool:
+    """Tell whether the collector knows an instance of a class; types are compared by address alone."""
+    kinds = [base]
+    for kind in kinds:
+        kinds += type.__subclasses__(kind)
+    alive = set(map(id, map(type, gc.get_objects())))
+    return any(id(kind) in alive for kind in kinds)

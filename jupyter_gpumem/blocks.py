@@ -18,7 +18,8 @@ class Block:
 
     ``requested_bytes`` is what was asked for, ``size_bytes`` what it takes. ``pool`` is the id of the private
     pool the block's segment belongs to, ``(0, 0)`` for the ordinary one. ``place`` is the innermost Python line
-    that made the block, as ``file:line``, where torch records allocation history.
+    that made the block, as ``file:line``, where torch records allocation history. ``small_pool`` and
+    ``expandable`` speak of the segment.
     """
 
     device: int
@@ -30,12 +31,20 @@ class Block:
     segment: int
     stream: int
     place: str | None
+    small_pool: bool = False
+    expandable: bool = False
+
+
+def shows_blocks() -> bool:
+    """Tell whether the allocator in use shows its blocks; cudaMallocAsync and pluggable ones do not."""
+    torch = torch_module()
+    return torch is not None and cuda_started() and torch.cuda.get_allocator_backend() == "native"
 
 
 def read_blocks() -> tuple[Block, ...]:
     """Read every block of every CUDA device, by device and address; none before torch has started CUDA."""
     torch = torch_module()
-    if torch is None or not cuda_started():
+    if torch is None or not shows_blocks():
         return ()
     blocks = [
         _block(segment, block) for segment in _segments(torch) for block in segment["blocks"]
@@ -73,6 +82,8 @@ def _block(segment: dict[str, Any], block: dict[str, Any]) -> Block:
         segment["address"],
         segment.get("stream", 0),
         _place(block.get("frames", ())),
+        segment.get("segment_type") == "small",
+        bool(segment.get("is_expandable", False)),
     )
 
 
