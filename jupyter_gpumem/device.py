@@ -1,6 +1,7 @@
 """Reading what torch's allocator and the device hold, without importing torch or starting CUDA."""
 
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from jupyter_gpumem import simgpu
+from jupyter_gpumem.errors import GpuMemError
 from jupyter_gpumem.snapshot import DeviceSnapshot, MemoryProbe
 
 _DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg", "/proc/driver/nvidia/version")
@@ -140,3 +142,49 @@ class HostProbe:
     def simulated(self) -> bool:
         """Return False: these figures are real."""
         return False
+
+
+def limit_bytes(device: int) -> int | None:
+    """Return the cap on this process set by ``set_per_process_memory_fraction``, or None where there is none."""
+    torch = torch_module()
+    if torch is None or not cuda_started() or not hasattr(torch.cuda, "get_per_process_memory_fraction"):
+        return None
+    fraction = float(torch.cuda.get_per_process_memory_fraction(device))
+    if fraction >= 1.0:
+        return None
+    return int(fraction * torch.cuda.get_device_properties(device).total_memory)
+
+
+def set_limit(amount: int | float | None) -> tuple[tuple[int, int], ...]:
+    """Cap this process on every device it uses: bytes (int), a part of the device (float), or None for no cap.
+
+    Returns the device and its cap in bytes, for each.
+
+    Raises
+    ------
+    GpuMemError
+        While CUDA has not started: there is nothing to cap yet.
+    """
+    torch = torch_module()
+    if torch is None or not cuda_started():
+        raise GpuMemError("CUDA has not started, so there is no device to limit yet; put something on the GPU first")
+    awake = [d for d in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(d)]
+    limits = []
+    for device in awake or [torch.cuda.current_device()]:
+        total = int(torch.cuda.get_device_properties(device).total_memory)
+        fraction = _fraction(amount, total)
+        torch.cuda.set_per_process_memory_fraction(fraction, device)
+        limits.append((device, int(fraction * total)))
+    return tuple(limits)
+
+
+def _fraction(amount: int | float | None, total: int) -> float:
+    if amount is None:
+        return 1.0
+    if isinstance(amount, float):
+        return amount
+    fraction = min(amount / total, 1.0)
+    # the allocator multiplies back and rounds down: 8 GiB asked must not become 8 GiB less one byte
+    while int(fraction * total) < min(amount, total):
+        fraction = math.nextafter(fraction, 2.0)
+    return min(fraction, 1.0)

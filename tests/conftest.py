@@ -16,6 +16,8 @@ from jupyter_gpumem import simgpu
 DEVICES = 3
 DEVICE_BYTES = 24 * 1024**3
 
+# torch writes a line to stderr at each out-of-memory error, of which the tests make many
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 # before anything imports torch; a machine with a GPU runs the same tests on the simulated one
 if os.environ.get("GPUMEM_TEST_DEVICE") != "real":
     simgpu.activate(DEVICE_BYTES, devices=DEVICES)

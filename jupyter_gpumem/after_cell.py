@@ -1,0 +1,119 @@
+"""What is said after a cell: the quiet line, the cell in detail, the echo that keeps memory, the warning."""
+
+from argparse import Namespace as Options
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from jupyter_gpumem.cellmagic import detail_options
+from jupyter_gpumem.cells import CellRecord, DeviceChange
+from jupyter_gpumem.config import GpuMemConfig
+from jupyter_gpumem.device import cuda_started, limit_bytes
+from jupyter_gpumem.render.cells import detail_page, line_page
+from jupyter_gpumem.render.layout import Block, Page, Span, code, to_html, to_text
+from jupyter_gpumem.sizes import format_bytes
+from jupyter_gpumem.variables import Namespace
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, type)
+
+
+def show(shell: "InteractiveShell", page: Page) -> None:
+    """Show a report below the running cell, as HTML where the front end can and as text elsewhere."""
+    if any(block.rows for block in page.blocks):
+        shell.display_pub.publish({"text/plain": to_text(page), "text/html": to_html(page)})
+
+
+class CellReports:
+    """Listens to the recorder and shows what there is to say; shows nothing when there is nothing."""
+
+    def __init__(self, shell: "InteractiveShell", config: GpuMemConfig) -> None:
+        self._shell = shell
+        self._config = config
+        self._requests: dict[int, tuple[str, Options, Namespace]] = {}
+        self._above: set[int] = set()
+
+    def cell_started(self, record: CellRecord, raw_cell: str) -> None:
+        """Note what the cell asked for; with ``%%gpumem`` also what the variables are bound to."""
+        options = detail_options(raw_cell)
+        if options is None:
+            return
+        # `%%capture` above `%%gpumem` runs the rest as a cell of its own: that one reports
+        for key, (outer, *_rest) in list(self._requests.items()):
+            if raw_cell.strip() in outer:
+                del self._requests[key]
+        self._requests[id(record)] = (raw_cell, options, Namespace(self._shell.user_ns, held_bytes))
+
+    def cell_ended(self, record: CellRecord, result: Any) -> None:
+        """Show the cell's report."""
+        request = self._requests.pop(id(record), None)
+        if request is not None:
+            self._show_detail(record, request[1], request[2])
+        elif record.depth:
+            return
+        elif self._config.auto:
+            self._show_line(record)
+        self._show_echo(record, result)
+        self._warn(record)
+
+    def _show_line(self, record: CellRecord) -> None:
+        changes = [c for c in record.moved if c.swing_bytes >= self._config.min_delta_bytes]
+        if changes:
+            show(self._shell, line_page(record, changes))
+
+    def _show_detail(self, record: CellRecord, options: Options, names: Namespace) -> None:
+        if not options.quiet:
+            show(self._shell, detail_page(record, names.changes(self._shell.user_ns)))
+        if options.output:
+            self._shell.user_ns[options.output] = record
+
+    def _show_echo(self, record: CellRecord, result: Any) -> None:
+        """Say that ``Out`` now keeps GPU memory; a plain value costs nothing to tell."""
+        value = getattr(result, "result", None)
+        if type(value) in _PLAIN or record.number is None or not self._config.echo_bytes or not cuda_started():
+            return
+        if self._shell.user_ns.get("Out", {}).get(record.number) is not value:
+            return
+        kept = held_bytes(value)
+        if kept >= self._config.echo_bytes:
+            text = f"Out[{record.number}] now keeps {format_bytes(kept)}"
+            show(self._shell, Page((Block(((Span(text, f"{kept:,} bytes"), code("%gpu_free")),)),)))
+
+    def _warn(self, record: CellRecord) -> None:
+        """Warn once when a peak passes the part of the device that the user set, until it falls below again."""
+        if not self._config.warn_fraction:
+            return
+        over = []
+        for change in record.moved:
+            total = _usable_bytes(change)
+            above = total is not None and change.peak_allocated_bytes > self._config.warn_fraction * total
+            if above and change.after.device not in self._above:
+                over.append((change, total or 0))
+            (self._above.add if above else self._above.discard)(change.after.device)
+        if over:
+            show(self._shell, _warning_page(over))
+
+
+def held_bytes(value: Any) -> int:
+    """Return the bytes of GPU memory reachable from a value; 0 while CUDA has not started."""
+    if not cuda_started() or type(value) in _PLAIN:
+        return 0
+    from jupyter_gpumem.leaks import bytes_held_by
+
+    return bytes_held_by((value,))
+
+
+def _usable_bytes(change: DeviceChange) -> int | None:
+    if change.label == "RAM":
+        return None
+    return limit_bytes(change.after.device) or change.after.total_bytes
+
+
+def _warning_page(over: Sequence[tuple[DeviceChange, int]]) -> Page:
+    rows = []
+    for change, total in over:
+        part = round(100 * change.peak_allocated_bytes / total)
+        text = f"peak {format_bytes(change.peak_allocated_bytes)}, {part} % of {format_bytes(total)}"
+        rows.append((Span(change.label, style="quiet"), Span(text, style="warn"), code("%gpumem advise")))
+    return Page((Block(tuple(rows)),))

@@ -1,0 +1,50 @@
+"""How ``%%gpumem`` runs its body as an ordinary cell: its line is taken out before IPython compiles the rest."""
+
+import re
+from argparse import Namespace
+
+from IPython.core.error import UsageError
+
+from jupyter_gpumem.arguments import gpumem_cell_parser
+
+_LINE = re.compile(r"%%gpumem(?:\s+(?P<options>.*))?\s*$")
+# these run the cell below them in place; others (%%bash, %%writefile) only take it as text
+_TRANSPARENT = ("%%time", "%%timeit", "%%prun", "%%capture")
+
+
+def strip_magic_line(lines: list[str]) -> list[str]:
+    """Take the line ``%%gpumem`` off a cell (an IPython cleanup transform: no side effects).
+
+    A blank line stays in its place, so that tracebacks keep their line numbers, unless a cell magic follows. A
+    line with a mistake, ``--help`` or ``?`` is left to the registered magic, which answers it.
+    """
+    if not lines or _options_of(lines[0]) is None:
+        return lines
+    body = lines[1:]
+    return body if body and body[0].startswith("%%") else ["\n", *body]
+
+
+def detail_options(raw_cell: str) -> Namespace | None:
+    """Return the options of the ``%%gpumem`` line at a cell's head, or None when the cell has none."""
+    for line in raw_cell.splitlines():
+        if not line.strip():
+            continue
+        options = _options_of(line)
+        if options is not None:
+            return options
+        if line.split()[0] not in _TRANSPARENT:
+            return None
+    return None
+
+
+def _options_of(line: str) -> Namespace | None:
+    match = _LINE.match(line)
+    if match is None:
+        return None
+    text = match["options"] or ""
+    if text.startswith("?") or {"-h", "--help"} & set(text.split()):
+        return None
+    try:
+        return gpumem_cell_parser().parse_line(text)
+    except UsageError:
+        return None
