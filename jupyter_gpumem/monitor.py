@@ -1,0 +1,200 @@
+"""What the panel knows: the last hour of each device, the cells, and who else is on the device."""
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jupyter_gpumem import nvml
+from jupyter_gpumem.cells import CellRecord, CellRecorder
+from jupyter_gpumem.device import CudaProbe, current_probe, torch_module
+from jupyter_gpumem.peaks import tracker
+from jupyter_gpumem.processes import ProcessName, name_processes
+from jupyter_gpumem.render.chart import CellMark, Chart
+from jupyter_gpumem.sampler import SPAN_SECONDS, History
+from jupyter_gpumem.snapshot import DeviceSnapshot, MemoryProbe
+
+_OTHERS_SECONDS = 5.0  # between two questions to NVML: they cost milliseconds on a real driver
+_MAX_CELLS = 500
+_STEPS = 120  # of the chart's end, in one window
+_WINDOWS = (60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """Another process on the device; ``used_bytes`` is None where the driver does not tell."""
+
+    name: ProcessName
+    used_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """The whole device, as NVML told it last; ``neighbours`` is None where processes cannot be seen."""
+
+    own_extra_bytes: int | None
+    """What this process holds beside torch's reserved memory: context, libraries."""
+    neighbours: tuple[Neighbour, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One tick: the devices that could be read, none where CUDA is not started."""
+
+    kind: str
+    simulated: bool
+    names: Mapping[int, tuple[str, str]]
+    """For each device how reports call it, and its model."""
+    snapshots: Mapping[int, DeviceSnapshot]
+
+
+class Monitor:
+    """Reads the devices once a tick; called by the sampler thread alone."""
+
+    def __init__(
+        self,
+        recorder: CellRecorder,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        probe: Callable[[], MemoryProbe] = current_probe,
+    ) -> None:
+        self.recorder = recorder
+        self.history = History()
+        self.clock = clock
+        self._wall = wall
+        self._probe = probe
+        first = recorder.records[0].started if recorder.records else clock()
+        self._began = max(first, clock() - SPAN_SECONDS)
+        self._names: dict[int, tuple[str, str]] = {}
+        self._kind = ""
+        self._out_of_memory: dict[int, int] = {}
+        self._kills: dict[int, deque[float]] = {}
+        self._uses: dict[int, tuple[float, Use]] = {}
+        self._known: dict[int, ProcessName] = {}
+
+    def read(self) -> Reading:
+        """Read every device that can be read without waking anything, and remember it."""
+        probe, now = self._probe(), self.clock()
+        if probe.kind != self._kind:
+            # a simulated GPU switched on after load: another kind of figures
+            self._kind, self.history = probe.kind, History()
+            self._names.clear()
+        snapshots = {}
+        for device in probe.devices():
+            snapshot = self._snapshot(probe, device, now)
+            self.history.add(now, snapshot)
+            snapshots[device] = snapshot
+            if device not in self._names:
+                self._names[device] = (probe.label(device), probe.name(device))
+        return Reading(probe.kind, probe.simulated(), dict(self._names), snapshots)
+
+    def _snapshot(self, probe: MemoryProbe, device: int, now: float) -> DeviceSnapshot:
+        if not isinstance(probe, CudaProbe):
+            return probe.snapshot(device)
+        # the plain counters: merging the user's folded peaks into them would cost, and no peak is read here
+        counters = tracker._raw(device)
+        self._count_out_of_memory(device, counters, now)
+        return probe.snapshot_of(device, counters)
+
+    def _count_out_of_memory(self, device: int, counters: Mapping[str, Any], now: float) -> None:
+        count = counters.get("num_ooms", 0)
+        if count > self._out_of_memory.get(device, count):
+            self._kills.setdefault(device, deque(maxlen=50)).append(now)
+        self._out_of_memory[device] = count
+
+    def use(self, device: int, snapshot: DeviceSnapshot) -> Use:
+        """Return who is on a device, asked of NVML at most every few seconds."""
+        asked, use = self._uses.get(device, (float("-inf"), Use(None, None)))
+        if self.clock() - asked >= _OTHERS_SECONDS:
+            use = self._ask(device, snapshot)
+            self._uses[device] = (self.clock(), use)
+        return use
+
+    def _ask(self, device: int, snapshot: DeviceSnapshot) -> Use:
+        told = nvml.read_device(device, has_context=snapshot.used_bytes is not None)
+        if told is None:
+            return Use(None, None)
+        extra = None if told.own_bytes is None else max(told.own_bytes - snapshot.reserved_bytes, 0)
+        if told.processes is None or not told.pids_visible:
+            return Use(extra, None)
+        others = [one for one in told.processes if one.pid != os.getpid()]
+        self._name([one.pid for one in others])
+        neighbours = [Neighbour(self._known[one.pid], one.used_bytes) for one in others]
+        return Use(extra, tuple(sorted(neighbours, key=lambda one: -(one.used_bytes or 0))))
+
+    def _name(self, pids: list[int]) -> None:
+        """Look up the processes that are new; a Jupyter server is asked only then."""
+        new = [pid for pid in pids if pid not in self._known]
+        self._known = {pid: self._known[pid] for pid in pids if pid in self._known}
+        self._known.update(zip(new, name_processes(new), strict=True))
+
+    def chart(self, device: int, window_seconds: float, total_bytes: int | None = None) -> Chart:
+        """Gather what the chart of a device shows: as much of the window as there is history for."""
+        window_seconds = self._window(window_seconds)
+        # the end moves in steps, so that columns do not shimmer
+        step = window_seconds / _STEPS
+        end = (self.clock() // step + 1) * step
+        start = end - window_seconds
+        to_wall = self._wall() - self.clock()
+        return Chart(
+            label=self._names[device][0],
+            samples=self.history.since(device, start),
+            cells=self._cells(device, start),
+            start=start,
+            end=end,
+            total_bytes=total_bytes,
+            limit_bytes=self.limit(device),
+            start_text=_clock_text(start + to_wall),
+            end_text=_clock_text(end + to_wall),
+            memory_word="allocated" if self._kind == "cuda" else "held by this process",
+            kills=tuple(self._kills.get(device, ())),
+        )
+
+    def _window(self, window_seconds: float) -> float:
+        """Return the smallest window that holds all there is to show, up to the one chosen."""
+        age = self.clock() - self._began
+        return min(next((fit for fit in _WINDOWS if fit >= age), window_seconds), window_seconds)
+
+    def _cells(self, device: int, start: float) -> tuple[CellMark, ...]:
+        records = [r for r in self.recorder.records[-_MAX_CELLS:] if r.depth == 0 and (r.ended or start) >= start]
+        running = self.recorder.current
+        marks = [_mark(record, device) for record in records]
+        if running is not None and running.depth == 0:
+            marks.append(_mark(running, device))
+        return tuple(marks)
+
+    def limit(self, device: int) -> int | None:
+        """Return the cap on this process, where one is set."""
+        return limit_bytes(device) if self._kind == "cuda" else None
+
+
+def limit_bytes(device: int) -> int | None:
+    """Return the cap set on this process by ``set_per_process_memory_fraction``, where torch tells it."""
+    torch = torch_module()
+    read = getattr(torch._C, "_cuda_getMemoryFraction", None) if torch is not None else None
+    if torch is None or read is None:
+        return None
+    fraction = read(device)
+    if fraction >= 1.0:
+        return None
+    return int(fraction * torch.cuda.get_device_properties(device).total_memory)
+
+
+def _mark(record: CellRecord, device: int) -> CellMark:
+    change = next((c for c in record.devices if c.after.device == device and c.moved), None)
+    return CellMark(
+        record.started,
+        record.ended,
+        record.number,
+        record.name,
+        record.status,
+        None if change is None else change.peak_allocated_bytes,
+        record.status == "OutOfMemoryError",
+    )
+
+
+def _clock_text(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds))

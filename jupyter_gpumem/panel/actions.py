@@ -1,0 +1,154 @@
+"""The panel's buttons: Free memory, Find leaks, Release, and what they answer."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets as w
+
+from jupyter_gpumem.errors import GpuMemError
+from jupyter_gpumem.panel.holders import Holders
+from jupyter_gpumem.subshell import let_clicks_use_the_subshell
+from jupyter_gpumem.render import panel as draw
+from jupyter_gpumem.render.panel_words import free_words, leak_words
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from jupyter_gpumem.cells import CellRecord, CellRecorder
+
+_SAME_CLICK_SECONDS = 0.4
+"""A click that arrives this soon after the last answer was made before the answer could be seen."""
+
+_BUSY = "A cell is running, so names, outputs and errors are left alone: click again after it for the rest."
+
+
+class Actions:
+    """The buttons and the last result; one action at a time, whichever thread a click arrives on.
+
+    The buttons are toggles, pressed from the click until the answer: where the kernel is too busy to take
+    the click, the front end alone shows that it is queued.
+    """
+
+    def __init__(
+        self,
+        shell: "InteractiveShell",
+        recorder: "CellRecorder",
+        changed: Callable[[], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._shell = shell
+        self._recorder = recorder
+        self._changed = changed
+        self._clock = clock
+        self._one_at_a_time = threading.Lock()
+        self._answered = float("-inf")
+        self._waiting = False
+        self._cache_waits = False
+        self._free = _button("Free memory", "trash", "What %gpu_free does: outputs, last error, garbage, caches")
+        self._free.add_class("gm-main")
+        self._leaks = _button("Find leaks", "search", "Who holds what, and how to get it back; frees nothing")
+        self._free.observe(lambda _change: self._clicked(self._free, self._free_memory), "value")
+        self._leaks.observe(lambda _change: self._clicked(self._leaks, self._find_leaks), "value")
+        self._result = w.HTML()
+        self._result.add_class("gm-answer")
+        self._holders = Holders(self._release)
+        recorder.on_end.append(self._cell_ended)
+
+    @property
+    def controls(self) -> tuple[w.Widget, ...]:
+        """The widgets a person clicks."""
+        return self._free, self._leaks
+
+    @property
+    def widgets(self) -> tuple[w.Widget, ...]:
+        """The widgets in their order from top to bottom."""
+        buttons = w.HBox([self._free, self._leaks])
+        buttons.add_class("gm-buttons")
+        return buttons, self._result, self._holders.widget
+
+    def close(self) -> None:
+        """Let the recorder go."""
+        if self._cell_ended in self._recorder.on_end:
+            self._recorder.on_end.remove(self._cell_ended)
+
+    def _clicked(self, button: w.ToggleButton, act: Callable[[], Sequence[str] | None]) -> None:
+        """Act once for a button that was pressed, and let it go; a second click meanwhile does nothing."""
+        if not button.value:
+            return
+        keep_pressed = False
+        try:
+            if self._clock() - self._answered > _SAME_CLICK_SECONDS and self._one_at_a_time.acquire(blocking=False):
+                try:
+                    words = self._words(act)
+                finally:
+                    self._answered = self._clock()
+                    self._one_at_a_time.release()
+                keep_pressed = words is None
+                if words is not None:
+                    self._result.value = draw.render_result(words)
+                    self._changed()
+        finally:
+            if not keep_pressed:
+                button.value = False
+
+    def _words(self, act: Callable[[], Sequence[str] | None]) -> Sequence[str] | None:
+        try:
+            return act()
+        except GpuMemError as error:
+            return (str(error),)
+        except Exception as error:  # noqa: BLE001 - ipykernel would log it under whichever cell ran last
+            return (f"That failed: {type(error).__name__}: {error}",)
+
+    def _free_memory(self) -> Sequence[str]:
+        from jupyter_gpumem import release
+
+        if self._recorder.running:
+            report = release.free_running()
+            self._cache_waits = self._cache_waits or report.cache_waits
+            return (*free_words(report), _BUSY)
+        report = release.free(self._shell)
+        self._holders.clear()
+        return free_words(report)
+
+    def _find_leaks(self) -> Sequence[str] | None:
+        if self._recorder.running:
+            # a scan beside running code would stall it; the button stays pressed until the cell ends
+            self._waiting = True
+            self._result.value = draw.render_result(("Find leaks waits for the running cell to end.",))
+            return None
+        from jupyter_gpumem.leaks import find_leaks
+
+        report = find_leaks(self._shell)
+        self._holders.show(report)
+        return leak_words(report)
+
+    def _release(self, holder: Any) -> None:
+        """Release one holder, then look again."""
+
+    def _cell_ended(self, record: "CellRecord", _result: Any) -> None:
+        """Do what waited, once IPython is done with the cell."""
+        loop = getattr(getattr(self._shell, "kernel", None), "io_loop", None)
+        if record.depth > 0 or loop is None:
+            return
+        if self._cache_waits:
+            self._cache_waits = False
+            loop.add_callback(self._return_cache)
+        if self._waiting:
+            self._waiting = False
+            loop.add_callback(self._clicked, self._leaks, self._find_leaks)
+
+    def _return_cache(self) -> None:
+        """Return the cache that a click during the cell could not."""
+        from jupyter_gpumem import release
+
+        self._result.value = draw.render_result(self._words(lambda: free_words(release.free_cache())))
+        self._changed()
+
+
+def _button(text: str, icon: str, tooltip: str) -> w.ToggleButton:
+    button = w.ToggleButton(description=text, icon=icon, tooltip=tooltip)
+    button.add_class("gm-queue")
+    return button

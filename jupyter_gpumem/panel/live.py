@@ -1,0 +1,201 @@
+"""The live panel: core ipywidgets, drawn by one sampler thread while somebody looks at it."""
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import ipywidgets as w
+
+from jupyter_gpumem import nvml
+from jupyter_gpumem.monitor import Monitor, Reading
+from jupyter_gpumem.panel.actions import Actions
+from jupyter_gpumem.subshell import let_clicks_use_the_subshell
+from jupyter_gpumem.render import panel as draw
+from jupyter_gpumem.render.chart import render_chart
+from jupyter_gpumem.sampler import Sampler
+from jupyter_gpumem.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from jupyter_gpumem.cells import CellRecorder
+
+_WINDOWS = (("1 minute", 60.0), ("5 minutes", 300.0), ("15 minutes", 900.0), ("1 hour", 3600.0))
+_TICK_BYTES = 2300
+"""What one tick may send; with the envelope of the message that stays under 3 KB."""
+
+
+class PanelOptions(Protocol):
+    """The options the panel follows."""
+
+    interval: float
+    """Seconds between samples."""
+
+
+class Panel:
+    """The panel of one shell; draws only while it is shown, and never writes a widget from two threads.
+
+    The sampler thread alone writes the figures, the chart and the choosers' options; clicks write the rest.
+    """
+
+    def __init__(
+        self, shell: "InteractiveShell", recorder: "CellRecorder", options: PanelOptions, *, monitor: Monitor | None = None
+    ) -> None:
+        self._options = options
+        self._monitor = monitor or Monitor(recorder)
+        self._recorder = recorder
+        self._device: int | None = None
+        self._drawn: object = None
+        self._shown = self._inline = self._seen_in_sidebar = False
+        self._places: list[w.Widget] = []
+        self._make_figures()
+        self._actions = Actions(shell, recorder, self._poke)
+        self.widget = w.VBox([*self._parts(), *self._actions.widgets, self._neighbours])
+        self.widget.add_class("gpumem-panel")
+        for control in (self._devices, self._window, self._pause, *self._actions.controls):
+            let_clicks_use_the_subshell(control)
+        # pynvml is imported here, in a thread that may print, and not by the sampler
+        nvml.device_count()
+        self._sampler = Sampler(self._tick, options.interval)
+
+    def _make_figures(self) -> None:
+        self._head = w.HTML()
+        self._names, self._live = w.HTML(), w.HTML()
+        self._names.add_class("gm-names-box")
+        self._neighbours, self._busy, self._lines = w.HTML(), w.HTML(), w.HTML()
+        self._devices = w.Dropdown(description="Device", layout={"display": "none"})
+        self._window = w.Dropdown(description="Time shown", options=_WINDOWS, value=300.0)
+        self._pause = w.ToggleButton(description="Pause", tooltip="Stop drawing; nothing is sent while paused")
+        self._pause.add_class("gm-pause")
+        self._pause.add_class("gm-small")
+        self._devices.observe(self._device_chosen, "value")
+        self._window.observe(lambda _change: self._poke(), "value")
+        self._pause.observe(self._paused, "value")
+
+    def _parts(self) -> list[w.Widget]:
+        choose = w.HBox([self._devices, self._window, self._pause])
+        choose.add_class("gm-choose")
+        live = w.Box([self._names, self._live])
+        live.add_class("gm-live")
+        return [w.HTML(draw.css()), self._head, live, self._lines, choose, self._busy]
+
+    def show(self) -> None:
+        """Show the panel below the running cell."""
+        from IPython.display import display
+
+        self._inline = True
+        self._follow_viewers()
+        place = w.VBox([self.widget])
+        self._places.append(place)
+        data = {
+            "application/vnd.jupyter.widget-view+json": {
+                "version_major": 2,
+                "version_minor": 0,
+                "model_id": place.model_id,
+            },
+            "text/plain": "The GPU memory panel: live in a running notebook, not saved with it.",
+        }
+        display(data, raw=True)
+
+    def moved_to_sidebar(self) -> None:
+        """Leave the places below cells: a sidebar has answered, and shows the panel."""
+        self._inline = False
+        for place in self._places:
+            place.children = (w.HTML(draw.render_moved()),)
+        self._follow_viewers()
+
+    def set_seen_in_sidebar(self, seen: bool) -> None:
+        """Note whether a window shows the panel in its sidebar."""
+        self._seen_in_sidebar = seen
+        self._follow_viewers()
+
+    def _follow_viewers(self) -> None:
+        """Draw only while somebody looks; samples are taken from the first time on, so the chart has no gap."""
+        shown = self._inline or self._seen_in_sidebar
+        if shown and not self._shown:
+            self._sampler.start()
+            self._poke()
+        self._shown = shown
+
+    def close(self) -> None:
+        """Stop the thread and close every widget; safe to call twice."""
+        self._sampler.stop()
+        self._actions.close()
+        for place in (*self._places, self.widget):
+            for widget in _tree(place):
+                widget.close()
+
+    def _poke(self) -> None:
+        self._drawn = None
+        self._sampler.poke()
+
+    def _device_chosen(self, change: dict[str, Any]) -> None:
+        self._device = change["new"]
+        self._poke()
+
+    def _paused(self, change: dict[str, Any]) -> None:
+        self._pause.description = "Resume" if change["new"] else "Pause"
+        self._poke()
+
+    # what follows runs on the sampler thread
+
+    def _tick(self) -> None:
+        self._sampler.interval_seconds = self._options.interval
+        reading = self._monitor.read()
+        if not self._shown or self._pause.value:
+            return
+        if not reading.snapshots:
+            self._draw_not_started()
+            return
+        device = self._device if self._device in reading.snapshots else min(reading.snapshots)
+        state = self._state(reading, device)
+        if state != self._drawn:
+            self._draw(reading, device)
+            self._drawn = state
+
+    def _state(self, reading: Reading, device: int) -> object:
+        """Return everything the picture depends on, but for the passing of time."""
+        use = self._monitor.use(device, reading.snapshots[device])
+        running = self._recorder.current
+        return (
+            reading,
+            use,
+            device,
+            self._window.value,
+            len(self._recorder.records),
+            None if running is None else running.started,
+            self._monitor.limit(device),
+        )
+
+    def _draw(self, reading: Reading, device: int) -> None:
+        snapshot = reading.snapshots[device]
+        use = self._monitor.use(device, snapshot)
+        parts = draw.live_parts(reading.kind, snapshot, use)
+        self._offer_devices(reading, device)
+        self._head.value = draw.render_head(reading, device)
+        self._names.value = draw.render_names(parts)
+        self._lines.value = draw.render_lines(reading.kind)
+        figures = draw.render_figures(parts) + draw.render_devices(reading, device)
+        chart = self._monitor.chart(device, self._window.value, snapshot.total_bytes)
+        self._live.value = figures + render_chart(chart, _TICK_BYTES - len(figures.encode()))
+        self._neighbours.value = draw.render_neighbours(use.neighbours)
+        self._busy.value = draw.render_busy(self._recorder.current)
+
+    def _draw_not_started(self) -> None:
+        devices = {}
+        for device in range(nvml.device_count()):
+            told = nvml.read_device(device)
+            if told is not None:
+                devices[f"GPU {device}"] = f"{told.name or ''} {format_bytes(told.total_bytes)}".strip()
+        self._head.value = draw.render_not_started(devices)
+        self._names.value = self._live.value = self._lines.value = ""
+
+    def _offer_devices(self, reading: Reading, device: int) -> None:
+        options = [(reading.names[index][0], index) for index in reading.snapshots]
+        if list(self._devices.options) != options:
+            self._devices.options = options
+            self._devices.value = device
+        self._devices.layout.display = "" if len(options) > 1 else "none"
+
+
+def _tree(widget: w.Widget) -> list[w.Widget]:
+    children = [below for child in getattr(widget, "children", ()) for below in _tree(child)]
+    return [*children, widget]

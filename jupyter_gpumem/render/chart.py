@@ -1,0 +1,244 @@
+"""The live chart: a few minutes of one device as a small SVG with the cells laid over it."""
+
+import html
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from jupyter_gpumem.sampler import Sample
+from jupyter_gpumem.sizes import format_bytes
+
+WIDTH, HEIGHT = 300, 100
+"""The SVG's own units; it is stretched to the panel's width, lines keep their thickness."""
+
+_DETAIL = ((100, 16, 60), (75, 14, 48), (60, 12, 40), (50, 10, 30), (40, 6, 24), (30, 4, 20), (20, 2, 16))
+"""Columns, cells and characters of a cell's first line: the first that fits the bytes allowed is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellMark:
+    """One cell on the chart; times in seconds of ``time.monotonic()``, ``ended`` is None while it runs."""
+
+    started: float
+    ended: float | None
+    number: int | None
+    first_line: str
+    status: str = "ok"
+    peak_bytes: int | None = None
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """What is drawn, between ``start`` and ``end`` in seconds of ``time.monotonic()``; sizes in bytes."""
+
+    label: str
+    samples: Sequence[Sample]
+    cells: Sequence[CellMark]
+    start: float
+    end: float
+    total_bytes: int | None = None
+    limit_bytes: int | None = None
+    start_text: str = ""
+    end_text: str = ""
+    memory_word: str = "allocated"
+    kills: Sequence[float] = ()
+    """When the allocator ran out of memory outside any cell that failed of it."""
+
+
+def render_chart(chart: Chart, max_bytes: int = 2200) -> str:
+    """Draw a chart as HTML of at most ``max_bytes`` where the least detail allows; every text is escaped."""
+    drawn = ""
+    for columns, cells, characters in _DETAIL:
+        drawn = _draw(chart, columns, cells, characters)
+        if len(drawn.encode()) <= max_bytes:
+            break
+    return drawn
+
+
+def scale_of(chart: Chart) -> int:
+    """Return the bytes at the top of the chart: the next round size above all that is drawn."""
+    sizes = [max(sample.allocated_bytes, sample.reserved_bytes, sample.used_bytes or 0) for sample in chart.samples]
+    peaks = [cell.peak_bytes or 0 for cell in chart.cells]
+    highest = max([*sizes, *peaks, 1024**2])
+    if chart.limit_bytes is not None and chart.limit_bytes <= 4 * highest:
+        highest = max(highest, chart.limit_bytes)
+    top = _round_up(highest + highest // 20)
+    if chart.total_bytes is None or chart.total_bytes < highest:
+        return top
+    return min(top, chart.total_bytes)
+
+
+def _round_up(nbytes: int) -> int:
+    """Return the smallest of 1, 1.5, 2, 3, 4, 6, 8, … MiB that is not below a size."""
+    step = 1024**2
+    while step < nbytes:
+        if step * 3 // 2 >= nbytes:
+            return step * 3 // 2
+        step *= 2
+    return step
+
+
+def _draw(chart: Chart, columns: int, cells: int, characters: int) -> str:
+    top = scale_of(chart)
+    lines = [
+        _path("u", _columns(chart, [(s.seconds, s.used_bytes) for s in chart.samples], columns), top),
+        _path("r", _columns(chart, [(s.seconds, s.reserved_bytes) for s in chart.samples], columns), top),
+        _area("a", _columns(chart, [(s.seconds, s.allocated_bytes) for s in chart.samples], columns), top),
+        _peaks(chart, top),
+    ]
+    if chart.limit_bytes is not None and chart.limit_bytes <= top:
+        lines.append(f'<path class=gm-l d="M0 {_y(chart.limit_bytes, top)}h{WIDTH}"/>')
+    return (
+        f'<div class=gm-plot role=img aria-label="{html.escape(_summary(chart))}">'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio=none aria-hidden=true>{"".join(lines)}</svg>'
+        f"<b>{format_bytes(top)}</b><b>{format_bytes(top // 2)}</b>{_over(chart, cells, characters)}</div>"
+        f"<div class=gm-time><span>{html.escape(chart.start_text)}</span>"
+        f"<span>{html.escape(chart.end_text)}</span></div>"
+    )
+
+
+def _summary(chart: Chart) -> str:
+    """Say in words what the chart shows, for who cannot see it."""
+    if not chart.samples:
+        return f"{chart.label}: no samples yet"
+    highest = max([s.allocated_bytes for s in chart.samples] + [cell.peak_bytes or 0 for cell in chart.cells])
+    now = chart.samples[-1].allocated_bytes
+    return (
+        f"{chart.label} from {chart.start_text} to {chart.end_text}: {format_bytes(now)} {chart.memory_word} now, "
+        f"{format_bytes(highest)} at most"
+    )
+
+
+def _columns(
+    chart: Chart, points: Iterable[tuple[float, int | None]], columns: int
+) -> Iterator[tuple[int, int, int, int]]:
+    """Thin points to columns of ``(x, first, other extreme, last)``, so that every spike stays visible."""
+    span = max(chart.end - chart.start, 1e-9)
+    current, levels = None, []
+    for seconds, nbytes in points:
+        if nbytes is None:
+            continue
+        column = min(max(int((seconds - chart.start) / span * columns), 0), columns)
+        if column != current and current is not None:
+            yield _column(current, columns, levels)
+            levels = [levels[-1]]
+        current = column
+        levels.append(nbytes)
+    if current is not None:
+        yield _column(current, columns, levels)
+        yield WIDTH, levels[-1], levels[-1], levels[-1]
+
+
+def _column(column: int, columns: int, levels: list[int]) -> tuple[int, int, int, int]:
+    low, high = min(levels), max(levels)
+    # of the two extremes, the one that is not simply the end of the column
+    other = high if levels[-1] != high else low
+    return round(column * WIDTH / columns), levels[0], other, levels[-1]
+
+
+def _y(nbytes: int, top: int) -> int:
+    return HEIGHT - min(max(round(nbytes * (HEIGHT - 2) / top), 0), HEIGHT - 2) - 1
+
+
+def _steps(columns: Iterable[tuple[int, int, int, int]], top: int) -> tuple[int, str]:
+    """Write columns as relative steps: a level holds until the next one."""
+    parts: list[str] = []
+    start = x = y = -1
+    for at, first, other, last in columns:
+        if start < 0:
+            start, x, y = at, at, _y(first, top)
+            parts.append(f"M{x} {y}")
+        heights = [h for h in (_y(other, top), _y(last, top))]
+        if all(h == y for h in heights) and at != WIDTH:
+            continue
+        parts.append(f"h{at - x}" if at != x else "")
+        x = at
+        for height in heights:
+            parts.append(f"v{height - y}" if height != y else "")
+            y = height
+    return start, "".join(parts)
+
+
+def _path(name: str, columns: Iterable[tuple[int, int, int, int]], top: int) -> str:
+    start, steps = _steps(columns, top)
+    return f'<path class=gm-{name} d="{steps}"/>' if start >= 0 else ""
+
+
+def _area(name: str, columns: Iterable[tuple[int, int, int, int]], top: int) -> str:
+    """Draw a line and fill what is under it; the outline runs outside the picture except on top."""
+    start, steps = _steps(columns, top)
+    return f'<path class=gm-{name} d="{steps}h9V{HEIGHT + 9}H{start - 9}z"/>' if start >= 0 else ""
+
+
+def _x(chart: Chart, seconds: float) -> int:
+    return round(min(max((seconds - chart.start) / max(chart.end - chart.start, 1e-9), 0), 1) * WIDTH)
+
+
+def _peaks(chart: Chart, top: int) -> str:
+    """Mark each cell's peak, known from the counters even where no sample saw it."""
+    marks: dict[tuple[int, int], None] = {}
+    for cell in chart.cells:
+        if cell.peak_bytes and cell.ended is not None and cell.ended >= chart.start:
+            left, right = _x(chart, cell.started), _x(chart, cell.ended)
+            width = max(right - left, 5)
+            marks[min(left, WIDTH - width) * 1000 + width, _y(cell.peak_bytes, top)] = None
+    steps = "".join(f"M{at // 1000} {y}h{at % 1000}" for at, y in list(marks)[-40:])
+    return f'<path class=gm-p d="{steps}"/>' if steps else ""
+
+
+def _over(chart: Chart, count: int, characters: int) -> str:
+    """Lay the cells over the chart: a line at each start, its number and first line on hover."""
+    groups = _groups(chart, count)
+    if not groups and not chart.kills:
+        return ""
+    edges = [_x(chart, group[0].started) for group in groups]
+    regions = [f"<i style=flex:{edges[0]}></i>"] if edges and edges[0] > 0 else []
+    for group, left, right in zip(groups, edges, [*edges[1:], WIDTH], strict=True):
+        regions.append(f'<i class=gm-c style=flex:{right - left} title="{_title(group, characters)}"></i>')
+    return f"<div class=gm-cells>{''.join(regions)}</div>{_out_of_memory(chart)}"
+
+
+def _groups(chart: Chart, count: int) -> list[list[CellMark]]:
+    """Gather cells that would be drawn too close to tell apart, at most ``count`` groups."""
+    shown = [cell for cell in chart.cells if cell.ended is None or cell.ended >= chart.start]
+    room = WIDTH / (count + 1)
+    groups: list[list[CellMark]] = []
+    for cell in shown:
+        if groups and _x(chart, cell.started) - _x(chart, groups[-1][0].started) < room:
+            groups[-1].append(cell)
+        else:
+            groups.append([cell])
+    return groups
+
+
+def _title(group: Sequence[CellMark], characters: int) -> str:
+    last = group[-1]
+    if len(group) > 1:
+        numbers = [str(cell.number) for cell in group if cell.number is not None]
+        which = f"Cells {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{len(group)} cells"
+        peak = max((cell.peak_bytes or 0) for cell in group)
+        return html.escape(f"{which}{_peak_text(peak)}")
+    name = "Cell" if last.number is None else f"Cell {last.number}"
+    line = last.first_line if len(last.first_line) <= characters else last.first_line[: characters - 1] + "…"
+    failed = "" if last.status == "ok" else f" — {last.status}"
+    running = " (running)" if last.ended is None else ""
+    return html.escape(f"{name}{running}: {line}{_peak_text(last.peak_bytes)}{failed}")
+
+
+def _peak_text(nbytes: int | None) -> str:
+    return f" · peak {format_bytes(nbytes)}" if nbytes else ""
+
+
+def _out_of_memory(chart: Chart) -> str:
+    """Mark where memory ran out; at most one mark for each hundredth of the width."""
+    marks: dict[int, str] = {}
+    for cell in chart.cells:
+        if cell.out_of_memory and cell.ended is not None and cell.ended >= chart.start:
+            which = "a cell" if cell.number is None else f"cell {cell.number}"
+            marks[_x(chart, cell.ended) * 100 // WIDTH] = f"Out of memory in {which}"
+    for seconds in chart.kills:
+        if seconds >= chart.start:
+            marks.setdefault(_x(chart, seconds) * 100 // WIDTH, "Out of memory")
+    return "".join(
+        f'<u style=left:{at}% title="{html.escape(text)}">✕</u>' for at, text in sorted(marks.items())[-8:]
+    )

@@ -1,0 +1,195 @@
+"""The parts of the panel as HTML: figures, bar, result, holders, neighbours. Every text is escaped."""
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+from jupyter_gpumem.cells import CellRecord
+from jupyter_gpumem.monitor import Neighbour, Reading, Use
+from jupyter_gpumem.render.layout import exact, shorten
+from jupyter_gpumem.sizes import format_bytes
+from jupyter_gpumem.snapshot import DeviceSnapshot
+
+_PATH_CHARACTERS = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a device; ``style`` is the last letter of its CSS class."""
+
+    name: str
+    nbytes: int | None
+    style: str
+    meaning: str
+
+
+def css() -> str:
+    """Return the panel's style sheet, as an element."""
+    return f"<style>{files('jupyter_gpumem.render').joinpath('panel.css').read_text(encoding='utf-8')}</style>"
+
+
+def live_parts(kind: str, snapshot: DeviceSnapshot, use: Use) -> tuple[Part, ...]:
+    """Split a device into parts that sum to its total, as far as it can be known from counters alone."""
+    return _host_parts(snapshot) if kind == "host" else _gpu_parts(snapshot, use)
+
+
+def _host_parts(snapshot: DeviceSnapshot) -> tuple[Part, ...]:
+    own, used, total = snapshot.allocated_bytes, snapshot.used_bytes, snapshot.total_bytes
+    others = None if used is None else max(used - own, 0)
+    free = None if used is None or total is None else max(total - own - (others or 0), 0)
+    return (
+        Part("this process", own, "a", "RAM this process holds now (resident set size)"),
+        Part("other processes", others, "o", "RAM that everything else on this machine holds"),
+        Part("free", free, "f", "RAM the system can still give"),
+    )
+
+
+def _gpu_parts(snapshot: DeviceSnapshot, use: Use) -> tuple[Part, ...]:
+    used, total = snapshot.used_bytes, snapshot.total_bytes
+    rest = None if used is None else max(used - snapshot.reserved_bytes, 0)
+    parts = [
+        Part("allocated", snapshot.allocated_bytes, "a", "live tensors: torch.cuda.memory_allocated()"),
+        Part(
+            "cached",
+            snapshot.reserved_bytes - snapshot.allocated_bytes,
+            "r",
+            "reserved by torch, holding no tensor: new tensors use it first, Free memory gives back what it can",
+        ),
+    ]
+    if rest is None or use.own_extra_bytes is None:
+        parts.append(
+            Part("outside torch", rest, "o", "CUDA context, libraries and other processes; NVML does not tell them apart")
+        )
+    else:
+        extra = min(use.own_extra_bytes, rest)
+        parts += [
+            Part("context, libraries", extra, "x", "CUDA context and libraries of this process: only a restart returns it"),
+            Part("other processes", rest - extra, "o", "what everybody else holds on this device"),
+        ]
+    free = None if used is None or total is None else max(total - used, 0)
+    parts.append(Part("free", free, "f", "free on the device, for everybody"))
+    return tuple(parts)
+
+
+def render_names(parts: Iterable[Part]) -> str:
+    """Name the parts, each with its meaning as tooltip; sent once, the figures beside it change alone."""
+    rows = (
+        f'<div title="{html.escape(f"{part.name}: {part.meaning}")}">'
+        f"<span class='gm-key gm-s{part.style}'></span>{html.escape(part.name)}</div>"
+        for part in parts
+    )
+    return f"<div class=gm-names>{''.join(rows)}</div>"
+
+
+def render_figures(parts: Sequence[Part]) -> str:
+    """Draw the stacked bar and the figures of its parts, the exact bytes as tooltips."""
+    bar = "".join(
+        f'<i class=gm-s{part.style} style=flex:{_share(part, parts)} title="{part.name} {format_bytes(part.nbytes)}"></i>'
+        for part in parts
+        if part.nbytes
+    )
+    words = ", ".join(f"{part.name} {format_bytes(part.nbytes)}" for part in parts)
+    sizes = "".join(f'<div title="{exact(part.nbytes)}">{format_bytes(part.nbytes)}</div>' for part in parts)
+    return f'<div class=gm-bar role=img aria-label="{words}">{bar}</div><div class=gm-sizes>{sizes}</div>'
+
+
+def _share(part: Part, parts: Sequence[Part]) -> int:
+    """Return a part in thousandths of the whole, at least one so that it can be seen and hovered."""
+    whole = sum(other.nbytes or 0 for other in parts)
+    return max(round((part.nbytes or 0) * 1000 / max(whole, 1)), 2)
+
+
+def render_devices(reading: Reading, chosen: int) -> str:
+    """Draw every device as a thin bar, where there are several."""
+    if len(reading.snapshots) < 2:
+        return ""
+    bars = []
+    for device, snapshot in reading.snapshots.items():
+        total = max(snapshot.total_bytes or 1, 1)
+        allocated, reserved = (round(n * 100 / total) for n in (snapshot.allocated_bytes, snapshot.reserved_bytes))
+        this = " class=gm-this" if device == chosen else ""
+        label = f"{reading.names[device][0]}: {format_bytes(snapshot.allocated_bytes)}"
+        bars.append(f'<i{this} style=--a:{allocated}%;--r:{reserved}% title="{html.escape(label)}"></i>')
+    return f"<div class=gm-all>{''.join(bars)}</div>"
+
+
+def render_head(reading: Reading, device: int) -> str:
+    """Write the device's label, model and size, and whether it is simulated."""
+    label, name = reading.names[device]
+    total = reading.snapshots[device].total_bytes
+    size = "" if total is None else f'<span title="{exact(total)}">{format_bytes(total)}</span>'
+    badge = (
+        '<span class=gm-badge title="Memory behaves as on a device; computed values are not real">simulated</span>'
+        if reading.simulated
+        else ""
+    )
+    return f"<div class=gm-head><b>{html.escape(label)}</b><span>{html.escape(name)}</span>{size}{badge}</div>"
+
+
+def render_not_started(devices: Mapping[str, str]) -> str:
+    """Say that CUDA is not started, and what is known of the devices all the same."""
+    rows = "".join(f"<div><span>{html.escape(k)}</span><span>{html.escape(v)}</span></div>" for k, v in devices.items())
+    return (
+        "<div class=gm-head><b>CUDA not started</b></div><div class=gm-note>This kernel has put nothing on a GPU "
+        f"yet. The figures begin with its first tensor there.</div><div class=gm-detail>{rows}</div>"
+    )
+
+
+def render_lines(kind: str) -> str:
+    """Explain the lines of the chart."""
+    lines = [("a", "allocated", ""), ("r", "reserved", "5 2"), ("u", "whole device", "1.5 2.5"), ("p", "peak of a cell", "")]
+    if kind == "host":
+        lines = [("a", "this process", ""), ("u", "whole machine", "1.5 2.5"), ("p", "peak of a cell", "")]
+    colours = {"a": "allocated", "r": "cached", "u": "others", "p": "text"}
+    spans = (
+        f'<span><svg aria-hidden=true viewBox="0 0 16 8"><path d="M0 4h16" fill="none" stroke-width="2" '
+        f'stroke="var(--gm-{colours[key]})" stroke-dasharray="{dash}"/></svg>{word}</span>'
+        for key, word, dash in lines
+    )
+    return f"<div class=gm-lines>{''.join(spans)}</div>"
+
+
+def render_neighbours(neighbours: Sequence[Neighbour] | None) -> str:
+    """List who else is on the device; nothing where nobody is, a sentence where it cannot be seen."""
+    if neighbours is None:
+        return ""
+    rows = "".join(
+        f'<div><b title="{exact(one.used_bytes)}">{format_bytes(one.used_bytes)}</b>'
+        f"<span>{_neighbour(one)}</span></div>"
+        for one in neighbours[:10]
+    )
+    more = f"<div><b></b><span class=gm-quiet>{len(neighbours) - 10} more</span></div>" if len(neighbours) > 10 else ""
+    return f"<h3>Also on this device</h3><div class=gm-others>{rows}{more}</div>" if rows else ""
+
+
+def _neighbour(one: Neighbour) -> str:
+    name = one.name
+    command = shorten(name.command, 90) if name.command else "not visible from here"
+    title = html.escape(name.command or "")
+    if name.notebook is not None:
+        return (
+            f"kernel of <b>{html.escape(shorten(name.notebook, _PATH_CHARACTERS))}</b> "
+            f'<span class=gm-quiet title="{title}">pid {name.pid}</span>'
+        )
+    return f'<code title="{title}">{html.escape(command)}</code> <span class=gm-quiet>pid {name.pid}</span>'
+
+
+def render_result(words: Sequence[str]) -> str:
+    """Write the last result, its first sentence strong; announced by a screen reader."""
+    first, rest = (words[0], words[1:]) if words else ("", ())
+    more = "".join(f"<p><small>{html.escape(line)}</small></p>" for line in rest)
+    return f"<div class=gm-result role=status aria-live=polite><p><strong>{html.escape(first)}</strong></p>{more}</div>"
+
+
+def render_busy(record: CellRecord | None) -> str:
+    """Say that a cell is running, and what a click does meanwhile."""
+    if record is None:
+        return ""
+    line = html.escape(shorten(record.name, 60))
+    return f'<div class=gm-busy title="Free memory frees what is safe now, the rest after the cell">running: {line}</div>'
+
+
+def render_moved() -> str:
+    """Say where the panel went."""
+    return '<span style="color:var(--jp-ui-font-color2,#616161)">The panel is in the right sidebar.</span>'

@@ -1,0 +1,125 @@
+"""The comm to the front end's sidebar: opens the panel there, and learns whether anybody sees it."""
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from jupyter_gpumem.cells import CellRecorder
+    from jupyter_gpumem.panel import Panel
+
+TARGET = "jupyter_gpumem"
+
+
+class SidebarOptions(Protocol):
+    """The options the sidebar and its panel follow."""
+
+    interval: float
+    open_sidebar: bool
+
+
+class Sidebar:
+    """The panel of one shell, in the sidebar where the front end has one, else below a cell.
+
+    Until a front end shows the panel nothing is imported, no thread runs and no widget exists.
+    """
+
+    def __init__(self, shell: "InteractiveShell", recorder: "CellRecorder", options: SidebarOptions) -> None:
+        self._shell = shell
+        self._recorder = recorder
+        self._options = options
+        self._comms: list[Any] = []
+        self._viewers: set[str] = set()
+        self._answered = False
+        self._closed = False
+        self.panel: Panel | None = None
+
+    def start(self) -> None:
+        """Offer the panel to the front end, where there is one; microseconds, and nothing waits for an answer."""
+        if getattr(self._shell, "kernel", None) is None:
+            return
+        import comm
+
+        comm.get_comm_manager().register_target(TARGET, self._opened)
+        self._take(comm.create_comm(target_name=TARGET, data={"reveal": bool(self._options.open_sidebar)}))
+
+    def _opened(self, channel: Any, _message: Any) -> None:  # noqa: ANN401 - comm.BaseComm is untyped
+        """Take a comm that a front end opened by itself."""
+        if not self._closed:
+            self._take(channel)
+
+    def _take(self, channel: Any) -> None:  # noqa: ANN401 - comm.BaseComm is untyped
+        from jupyter_gpumem.subshell import let_clicks_use_the_subshell
+
+        let_clicks_use_the_subshell(channel)
+        channel.on_msg(lambda message: self._received(channel, message["content"]["data"]))
+        channel.on_close(lambda _message: self._lost(channel))
+        self._comms.append(channel)
+
+    def _received(self, channel: Any, data: dict[str, Any]) -> None:  # noqa: ANN401 - comm.BaseComm is untyped
+        """Hear a window of the front end: it is there, it shows the panel, it no longer does."""
+        method, client = data.get("method"), str(data.get("client"))
+        if method == "hello":
+            self._answered = True
+            if self.panel is not None:
+                self.panel.moved_to_sidebar()
+        elif method == "shown":
+            self._viewers.add(client)
+            channel.send({"model_id": self._make_panel().widget.model_id})
+        elif method == "hidden":
+            self._viewers.discard(client)
+        self._tell_panel()
+
+    def _lost(self, channel: Any) -> None:  # noqa: ANN401 - comm.BaseComm is untyped
+        """Note that a comm was closed: at once where the front end has no sidebar."""
+        if channel in self._comms:
+            self._comms.remove(channel)
+        if not self._comms:
+            self._answered = False
+            self._viewers.clear()
+            self._tell_panel()
+
+    def _tell_panel(self) -> None:
+        if self.panel is not None:
+            self.panel.set_seen_in_sidebar(bool(self._viewers))
+
+    def _make_panel(self) -> "Panel":
+        if self.panel is None:
+            from jupyter_gpumem.panel import Panel
+
+            self.panel = Panel(self._shell, self._recorder, self._options)
+        return self.panel
+
+    @property
+    def in_sidebar(self) -> bool:
+        """Tell whether a front end with a sidebar has answered."""
+        return self._answered and bool(self._comms)
+
+    def show(self) -> str | None:
+        """Open the sidebar, or show the panel below the running cell where there is none.
+
+        Returns what is left to say, or None.
+        """
+        if self.in_sidebar:
+            for channel in self._comms:
+                channel.send({"method": "reveal"})
+            return "The panel is in the right sidebar."
+        self._make_panel().show()
+        return None
+
+    def close(self) -> None:
+        """Close the comm and the panel; safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        for channel in self._comms:
+            channel.close()
+        self._comms.clear()
+        if getattr(self._shell, "kernel", None) is not None:
+            import comm
+
+            manager = comm.get_comm_manager()
+            if manager.targets.get(TARGET) == self._opened:
+                manager.unregister_target(TARGET, self._opened)
+        if self.panel is not None:
+            self.panel.close()
