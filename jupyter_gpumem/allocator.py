@@ -117,15 +117,6 @@ def collect_shared() -> None:
         torch.cuda.ipc_collect()
 
 
-def _any_instance(base: type) -> bool:
-    """Tell whether the collector knows an instance of a class; types are compared by address alone."""
-    kinds = [base]
-    for kind in kinds:
-        kinds += type.__subclasses__(kind)
-    alive = set(map(id, map(type, gc.get_objects())))
-    return any(id(kind) in alive for kind in kinds)
-
-
 def layout_of(blocks: tuple[Block, ...]) -> Layout:
     """Sum up the blocks of one device, given by address."""
     used = tuple(block for block in blocks if block.state == "active_allocated")

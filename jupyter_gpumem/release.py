@@ -1,7 +1,7 @@
 """Giving memory back: names, results, the last error, garbage, workspaces, caches, each step measured."""
 
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -73,6 +73,16 @@ class FreeReport:
         return -sum(change.reserved_bytes for step in self.steps for change in step.changes)
 
     @property
+    def host(self) -> bool:
+        """Tell whether the figures are of this process's RAM."""
+        return self.kind == "host"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what is to be said beside the table, as sentences."""
+        return tuple(_notes(self))
+
+    @property
     def cache_waits(self) -> bool:
         """Tell whether the cache is still to be returned, once the running cell has ended."""
         return any(step.note == CACHE_WAITS for step in self.steps)
@@ -80,6 +90,16 @@ class FreeReport:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields and the two sums as JSON values."""
         return {**asdict(self), "freed_bytes": self.freed_bytes, "returned_bytes": self.returned_bytes}
+
+
+def _notes(report: FreeReport) -> Iterator[str]:
+    done = {step.key for step in report.steps if step.items}
+    if done & {"error", "debugger"} and not report.dry_run:
+        yield "%debug and %tb have nothing left to look at"
+    for name, others in report.other_names:
+        yield f"{name} was one name of its object: still held by {', '.join(others)}"
+    if report.kept_names:
+        yield f"holds memory too, but is part of the program: {', '.join(report.kept_names)}"
 
 
 def free(
