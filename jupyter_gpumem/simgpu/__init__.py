@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from jupyter_gpumem.errors import GpuMemError
 from jupyter_gpumem.sizes import format_bytes, parse_bytes
@@ -30,7 +31,8 @@ class _Running:
     """The libraries that answer, and what they were asked to be."""
 
     cuda: ctypes.CDLL
-    nvml: ctypes.CDLL
+    others: tuple[ctypes.CDLL, ...]
+    folder: Path
     memory_bytes: int
     devices: int
 
@@ -68,7 +70,7 @@ def activate(memory: str | int = "24GiB", devices: int = 1) -> None:
         if _running is None:
             _check_process(devices)
             _running = _start(memory_bytes, devices)
-            _import_torch()
+            _import_torch(_running)
         elif (_running.memory_bytes, _running.devices) != (memory_bytes, devices):
             raise GpuMemError(
                 f"the simulated GPU is on already with {_running.devices} x {format_bytes(_running.memory_bytes)}; "
@@ -171,7 +173,7 @@ def _start(memory_bytes: int, devices: int) -> _Running:
     libraries = build(find_torch())
     # global, and before torch: the first definition of a symbol wins over the CUDA libraries torch brings
     cuda = ctypes.CDLL(str(libraries.cuda), mode=ctypes.RTLD_GLOBAL)
-    nvml = ctypes.CDLL(str(libraries.nvml), mode=ctypes.RTLD_GLOBAL)
+    others = tuple(ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL) for path in (libraries.nvml, libraries.nvrtc))
     cuda.sim_sizes_read.restype = ctypes.c_ulonglong
     context_bytes = min(_CONTEXT_BYTES, memory_bytes // 8)
     if cuda.sim_start(
@@ -180,10 +182,14 @@ def _start(memory_bytes: int, devices: int) -> _Running:
         raise GpuMemError(
             "this process may not reserve the address space of the simulated GPU; lift ulimit -v"
         )
-    return _Running(cuda, nvml, memory_bytes, devices)
+    return _Running(cuda, others, libraries.cuda.parent, memory_bytes, devices)
 
 
-def _import_torch() -> None:
+def _import_torch(running: _Running) -> None:
+    # what is "compiled" at run time here is empty, and must not be found by a later run on a device
+    os.environ["USE_PYTORCH_KERNEL_CACHE"] = "0"
+    # triton, under torch.compile, links what it compiles to the driver and looks for its file
+    os.environ["TRITON_LIBCUDA_PATH"] = str(running.folder)
     import torch
 
     torch.backends.cudnn.enabled = False

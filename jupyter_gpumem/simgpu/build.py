@@ -29,16 +29,18 @@ _LOOKED_UP = re.compile(rb"\x00((?:cu|nvml)[A-Z]\w+)(?=\x00)")
 # what a function that nobody wrote answers, by the start of its name; the rest of cu*: not supported
 _SUCCEEDS = ("cublas", "nccl")
 _RAISES = ("cusolver", "cufft", "cusparse")
+_CUDA, _NVML, _NVRTC = "libcuda.so.1", "libnvidia-ml.so.1", "libnvrtc.so"
 _CU_NOT_SUPPORTED = 801
 _NVML_NOT_SUPPORTED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Libraries:
-    """The two libraries to load, in this order."""
+    """The libraries to load, in this order."""
 
     cuda: Path
     nvml: Path
+    nvrtc: Path
 
 
 def build(torch: TorchBuild) -> Libraries:
@@ -53,8 +55,8 @@ def build(torch: TorchBuild) -> Libraries:
         When there is no C compiler, when it fails, or when the cache folder cannot be written.
     """
     target = cache_folder() / f"simgpu-{_fingerprint(torch)}"
-    libraries = Libraries(target / "libsimcuda.so", target / "libsimnvml.so")
-    if libraries.cuda.exists() and libraries.nvml.exists():
+    libraries = Libraries(target / _CUDA, target / _NVML, target / _NVRTC)
+    if target.is_dir():  # renamed into place, so it is whole
         return libraries
     for tool in ("cc", "nm"):
         if shutil.which(tool) is None:
@@ -95,7 +97,7 @@ def _move(folder: Path, target: Path) -> None:
         folder.rename(target)
     except OSError:
         # another process was first; anything else in the way is an error
-        if not (target / "libsimcuda.so").exists():
+        if not target.is_dir():
             raise
 
 
@@ -104,15 +106,20 @@ def _compile(torch: TorchBuild, folder: Path) -> None:
     options += [option for include in torch.includes for option in ("-isystem", str(include))]
     with tempfile.TemporaryDirectory(dir=folder.parent) as objects:
         _run_compiler([*options, "-c", *map(str, sorted(_SOURCE.glob("*.c")))], Path(objects))
-        nvml = Path(objects, "nvml.o")
-        cuda = [file for file in sorted(Path(objects).glob("*.o")) if file != nvml]
+        nvml, nvrtc = Path(objects, "nvml.o"), Path(objects, "nvrtc.o")
+        cuda = sorted({*Path(objects).glob("*.o")} - {nvml, nvrtc})
         stubs, nvml_stubs = Path(objects, "stubs.c"), Path(objects, "nvml_stubs.c")
         looked_up = _looked_up(torch.libraries / "libc10_cuda.so")
         stubs.write_text(_cuda_stubs(torch, looked_up, _symbols(cuda, "--defined-only")))
         nvml_stubs.write_text(_nvml_stubs(looked_up, _symbols([nvml], "--defined-only")))
         # the sonames are what torch and pynvml open by name
-        _link("libcuda.so.1", [*cuda, stubs], folder / "libsimcuda.so")
-        _link("libnvidia-ml.so.1", [nvml, nvml_stubs], folder / "libsimnvml.so")
+        _link(_CUDA, [*cuda, stubs], folder / _CUDA)
+        _link(_NVML, [nvml, nvml_stubs], folder / _NVML)
+        nvrtc_name = f"libnvrtc.so.{torch.cuda_major}"
+        # torch is linked to this one too, and the loader insists on the version of each symbol
+        versions = Path(objects, "nvrtc.map")
+        versions.write_text(f"{nvrtc_name} {{ global: *; }};\n")
+        _link(nvrtc_name, [nvrtc], folder / _NVRTC, f"-Wl,--version-script={versions}")
 
 
 def _cuda_stubs(torch: TorchBuild, looked_up: set[str], defined: set[str]) -> str:
@@ -137,17 +144,9 @@ def _stub(name: str) -> str:
     return f"int {name}(void) {{ return {_CU_NOT_SUPPORTED}; }}\n"
 
 
-def _link(soname: str, inputs: list[Path], output: Path) -> None:
-    arguments = [
-        "-shared",
-        "-fPIC",
-        "-fexceptions",
-        f"-Wl,-soname,{soname}",
-        *map(str, inputs),
-        "-o",
-        str(output),
-    ]
-    _run_compiler([*arguments, "-lpthread", "-ldl"], output.parent)
+def _link(soname: str, inputs: list[Path], output: Path, *options: str) -> None:
+    arguments = ["-shared", "-fPIC", "-fexceptions", f"-Wl,-soname,{soname}", *options]
+    _run_compiler([*arguments, *map(str, inputs), "-o", str(output), "-lpthread", "-ldl"], output.parent)
 
 
 def _run_compiler(arguments: list[str], folder: Path) -> None:

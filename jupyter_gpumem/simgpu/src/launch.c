@@ -7,14 +7,16 @@ static __thread struct { dim3 grid, block; size_t shared; void *stream; } pushed
 cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared,
                              cudaStream_t stream)
 {
-    (void)kernel, (void)grid, (void)block, (void)arguments, (void)shared;
+    (void)grid, (void)block, (void)arguments, (void)shared;
+    sim_kernel_launched(kernel);
     return sim_work(stream);
 }
 
 cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **arguments, size_t shared,
                                cudaStream_t stream)
 {
-    (void)kernel, (void)grid, (void)block, (void)arguments, (void)shared;
+    (void)grid, (void)block, (void)arguments, (void)shared;
+    sim_kernel_launched(kernel);
     return sim_work(stream);
 }
 
@@ -26,7 +28,8 @@ cudaError_t cudaLaunchCooperativeKernel(const void *kernel, dim3 grid, dim3 bloc
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel, void **arguments)
 {
-    (void)kernel, (void)arguments;
+    (void)arguments;
+    sim_kernel_launched(kernel);
     return sim_work(config->stream);
 }
 
@@ -64,8 +67,8 @@ char __cudaInitModule(void **handle) { (void)handle; return 1; }
 void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name, int threads, uint3 *tid,
                             uint3 *bid, dim3 *block, dim3 *grid, int *warp)
 {
-    (void)handle, (void)host, (void)device, (void)name, (void)threads, (void)tid, (void)bid, (void)block, (void)grid,
-        (void)warp;
+    (void)handle, (void)device, (void)threads, (void)tid, (void)bid, (void)block, (void)grid, (void)warp;
+    sim_kernel_register(host, name);
 }
 
 void __cudaRegisterVar(void **handle, char *host, char *device, const char *name, int external, size_t bytes,

@@ -190,7 +190,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *out, const vo
 
 /* ---- copies ---- */
 
-static void copy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, const void *caller)
+static void copy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind)
 {
     if (kind == cudaMemcpyDefault) {
         int from_device = sim_device_of(from) >= 0, to_device = sim_device_of(to) >= 0;
@@ -198,17 +198,15 @@ static void copy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind k
     }
     if (kind == cudaMemcpyHostToHost)
         memmove(to, from, bytes);
-    if (kind == cudaMemcpyDeviceToHost) {
-        memset(to, 0, bytes);
-        sim_note_read(bytes, caller);
-    }
+    if (kind == cudaMemcpyDeviceToHost)
+        sim_read(to, bytes);
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream)
 {
     cudaError_t error = sim_work(stream);
     if (!error)
-        copy(to, from, bytes, kind, __builtin_return_address(0));
+        copy(to, from, bytes, kind);
     return error;
 }
 
@@ -216,7 +214,7 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpy
 {
     cudaError_t error = sim_wait_device();
     if (!error)
-        copy(to, from, bytes, kind, __builtin_return_address(0));
+        copy(to, from, bytes, kind);
     return error;
 }
 
@@ -225,8 +223,7 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
 {
     cudaError_t error = sim_work(stream);
     for (size_t row = 0; row < height && !error; row++)
-        copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width, kind,
-             __builtin_return_address(0));
+        copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width, kind);
     return error;
 }
 

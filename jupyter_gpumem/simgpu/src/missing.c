@@ -2,6 +2,7 @@
 #include "sim.h"
 #include <dlfcn.h>
 #include <stdio.h>
+#include <string.h>
 
 typedef void check_fail(const char *function, const char *file, uint32_t line, const char *message);
 
@@ -13,6 +14,16 @@ static check_fail *find_check_fail(void)
     return c10 ? (check_fail *)dlsym(c10, "_ZN3c106detail14torchCheckFailEPKcS2_jS2_") : NULL;
 }
 
+static const char *library_of(const char *function)
+{
+    static const char *const names[][2] = {
+        {"cusolver", "cuSOLVER"}, {"cufft", "cuFFT"}, {"cusparse", "cuSPARSE"}, {"cuda", "the CUDA runtime"}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strncmp(function, names[i][0], strlen(names[i][0])))
+            return names[i][1];
+    return "the CUDA driver";
+}
+
 int sim_not_simulated(const char *function, int status)
 {
     char message[400];
@@ -20,9 +31,8 @@ int sim_not_simulated(const char *function, int status)
     if (!fail)
         return status;
     snprintf(message, sizeof message,
-             "%s is not simulated: the simulated GPU runs torch's memory allocator, not this library. "
-             "Do this step on the CPU (tensor.cpu()), or leave it out.",
-             function);
+             "%s is not simulated (%s was called); do this step on the CPU, with tensor.cpu(), or leave it out",
+             library_of(function), function);
     fail(function, __FILE__, __LINE__, message);
     return status;
 }

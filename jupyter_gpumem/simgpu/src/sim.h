@@ -94,8 +94,11 @@ struct sim_graph *sim_graph_new(void);
 void sim_graph_add_nodes(struct sim_graph *graph, unsigned long long nodes);
 void sim_graph_release(struct sim_graph *graph);
 
-/* ---- reads of the device (reads.c) ---- */
-void sim_note_read(size_t bytes, const void *caller);
+/* ---- kernels and the numbers they leave (kernels.c) ---- */
+enum sim_kernel { KERNEL_PLAIN, KERNEL_COUNTS, KERNEL_ALL, KERNEL_INTEGER, KERNEL_DOUBLE };
+void sim_kernel_register(const void *kernel, const char *name);
+void sim_kernel_launched(const void *kernel);
+void sim_read(void *to, size_t bytes); /* what a copy to the host does */
 
 /* ---- what is not answered (missing.c) ---- */
 int sim_not_simulated(const char *function, int status);
