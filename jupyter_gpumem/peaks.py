@@ -149,6 +149,8 @@ class PeakTracker:
                 for device, reading in before.items():
                     if not _at_peak(reading):
                         self._fold_and_reset(device, reading)
+                        # read again, so that a scope in which nothing happens ends as it began
+                        before[device] = self._raw(device)
             scope = Scope(before, exact)
             self._scopes.append(scope)
             return scope

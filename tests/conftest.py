@@ -1,5 +1,6 @@
 """The simulated GPU for the whole process, and shells and kernels to run cells in."""
 
+import atexit
 import gc
 import os
 import sys
@@ -167,6 +168,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         if hasattr(sys, name):
             delattr(sys, name)
+    atexit.unregister(ipython.atexit_operations)
     ipython.atexit_operations()
     InteractiveShell.clear_instance()
     empty_gpu()
