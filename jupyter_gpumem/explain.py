@@ -16,6 +16,13 @@ class RoleSum:
     count: int = 0
     owners: set[str] = field(default_factory=set)
 
+    def add(self, nbytes: int, owner: str | None) -> None:
+        """Count one storage in."""
+        self.nbytes += nbytes
+        self.count += 1
+        if owner is not None:
+            self.owners.add(owner)
+
 
 @dataclass(slots=True)
 class Explained:
@@ -70,11 +77,7 @@ def _explain_block(explained: Explained, block: Block, storages: list[LiveStorag
         fresh = max(0, stop - max(storage.address, reached))
         reached = max(reached, stop)
         covered += fresh
-        role = explained.roles.setdefault(storage.role, RoleSum())
-        role.nbytes += fresh
-        role.count += 1
-        if storage.owner is not None:
-            role.owners.add(storage.owner)
+        explained.roles.setdefault(storage.role, RoleSum()).add(fresh, storage.owner)
     # a block asked for by torch begins with its storage; before an imported one lies something unseen
     if storages[0].address == block.address:
         explained.rounding_bytes += block.size_bytes - covered

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from jupyter_gpumem.sizes import format_bytes
 
 _MIN_BYTES = 1024**2
+# free parts of used segments are ordinary; they matter when they are this part of the device
+_FRAGMENTED_PART = 0.05
 
 # key of a part, what is said of it, what to run; of equal sizes the first is taken
 _STEPS = (
@@ -30,7 +32,9 @@ class NextStep:
     nbytes: int
 
 
-def best_step(sizes: Mapping[str, int | None], kernels: Mapping[str, int | None]) -> NextStep | None:
+def best_step(
+    sizes: Mapping[str, int | None], kernels: Mapping[str, int | None], total_bytes: int | None
+) -> NextStep | None:
     """Return the step that is about most bytes; ``None`` where none is about a mebibyte.
 
     Parameters
@@ -39,9 +43,14 @@ def best_step(sizes: Mapping[str, int | None], kernels: Mapping[str, int | None]
         Bytes by part; what a model needs to run is no part of any step.
     kernels
         Bytes by notebook of this user's other kernels on the device.
+    total_bytes
+        What the device has.
     """
     tensors = (sizes.get("saved") or 0) + (sizes.get("other_tensors") or 0)
-    known = {**sizes, "tensors": tensors}
+    fragmented = sizes.get("fragmented") or 0
+    if total_bytes is None or fragmented < _FRAGMENTED_PART * total_bytes:
+        fragmented = 0
+    known = {**sizes, "tensors": tensors, "fragmented": fragmented}
     steps = [_step(known.get(key) or 0, text, code) for key, text, code in _STEPS]
     steps += [
         _step(nbytes or 0, f"held by the kernel of {notebook}", "shut that kernel down")
