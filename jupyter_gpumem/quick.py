@@ -73,7 +73,8 @@ class QuickAccounts:
         if now < known.around_until:
             return False
         known.around, known.around_until = look_around(device), now + _AROUND_SECONDS
-        own = known.around.use and known.around.use.own_bytes
+        use = known.around.use
+        own = None if use is None else use.own_bytes
         known.context_bytes = None if own is None or own < reserved else own - reserved
         return True
 

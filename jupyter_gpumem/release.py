@@ -130,6 +130,9 @@ def free(
         holding, kept = names_holding(shell, wanted)
         chosen = tuple(dict.fromkeys([*chosen, *holding]))
     others: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    if not dry_run:
+        # first, so that what each later step gives back is its own, its reference cycles included
+        meter.step("garbage", _collect)
     if chosen and shell is not None:
         others = other_names(shell, [name for name in chosen if wanted(shell.user_ns[name])])
         meter.step("names", lambda: _free_names(shell, chosen, wanted, dry_run))
@@ -139,7 +142,6 @@ def free(
         meter.step("error", lambda: _free_error(shell, dry_run))
         meter.step("debugger", lambda: _free_debugger(shell, dry_run))
     if not dry_run:
-        meter.step("garbage", _collect)
         _free_workspaces_and_cache(meter)
     return meter.report(other_names=others, kept_names=kept)
 
@@ -183,6 +185,8 @@ class _Meter:
     def step(self, key: StepKey, action: Callable[[], Iterable[str]]) -> None:
         """Run one step and add what it changed; a step run twice is one row."""
         items = tuple(action())
+        if items and not self._dry_run:
+            gc.collect()
         now = self._read()
         known = self._steps.get(key, FreeStep(key))
         changes = _add(known.changes, _differences(self._now, now))

@@ -44,11 +44,12 @@ Row = Sequence["Span | str"]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows whose columns line up; ``indent`` is in characters; ``bar`` is drawn above the rows."""
+    """Rows whose columns line up; ``indent`` is in characters; above them ``head``, then ``bar``."""
 
     rows: tuple[Row, ...]
     indent: int = 0
     bar: "Bar | None" = None
+    head: Row = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,8 @@ def to_html(page: Page) -> str:
 
 
 def _text_lines(block: Block) -> Iterable[str]:
+    if block.head:
+        yield (" " * _GAP).join(_plain(_as_span(cell)) for cell in block.head).rstrip()
     if block.bar is not None:
         yield " " * block.indent + _text_bar(block.bar)
     rows = [[_as_span(cell) for cell in row] for row in block.rows]
@@ -147,7 +150,9 @@ def _as_span(cell: "Span | str") -> Span:
 
 def _html_block(block: Block, spaced: bool) -> str:
     columns = max((len(row) for row in block.rows), default=1)
-    bar = "" if block.bar is None else _html_bar(block.bar)
+    head = _html_row(block.head, len(block.head), 0) if block.head else ""
+    bar = f'<table style="{_TABLE_CSS}">{head}</table>' if head else ""
+    bar += "" if block.bar is None else _html_bar(block.bar)
     rows = "".join(_html_row(row, columns, block.indent) for row in block.rows)
     margin = "margin-bottom:8px;" if spaced else ""
     return f'{bar}<table style="{_TABLE_CSS}{margin}">{rows}</table>' if rows else bar
