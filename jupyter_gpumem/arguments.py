@@ -47,7 +47,7 @@ class Parser(argparse.ArgumentParser):
 def gpumem_parser() -> Parser:
     """Return the parser of ``%gpumem``."""
     parser = _parser("%gpumem", "Where GPU memory is now, as an account that sums.")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser, help="one of")
     commands.add_parser("on", help="show a line after each cell that moved GPU memory", prog="%gpumem on")
     commands.add_parser("off", help="show none", prog="%gpumem off")
     history = _command(commands, "history", "a row a cell; returns an object with to_pandas()")
@@ -61,9 +61,9 @@ def gpumem_parser() -> Parser:
     leaks.add_argument("--min", type=_size, default=0, metavar="SIZE", help="leave out holders under this size")
     _command(commands, "advise", "what would give memory back or make the next step fit, with the code to change")
     mark = _command(commands, "mark", "remember what is on the GPU now")
-    mark.add_argument("name", metavar="NAME")
+    mark.add_argument("name", metavar="NAME", help="how to call the mark")
     diff = _command(commands, "diff", "what is new on the GPU since the mark, by holder")
-    diff.add_argument("name", metavar="NAME")
+    diff.add_argument("name", metavar="NAME", help="a mark made before")
     _command(commands, "panel", "open the live panel: in the sidebar, else below this cell")
     limit = _command(commands, "limit", "cap this process: a size, a part of the device, or off")
     limit.add_argument("amount", metavar="8GiB|50%|off", nargs="?", help="without it, the limit in force is shown")

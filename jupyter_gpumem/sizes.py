@@ -25,7 +25,7 @@ def format_bytes(nbytes: int | None) -> str:
     # 1023.5 KiB would round to a fourth digit, so it is already 1.00 MiB
     while value >= 999.5 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1
-    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    digits = 3 if value < 0.9995 else 2 if value < 9.995 else 1 if value < 99.95 else 0
     return f"{value:.{digits}f} {_UNITS[unit]}"
 
 

@@ -15,6 +15,7 @@ from jupyter_gpumem.sizes import format_bytes, format_delta, parse_bytes
         (1024, "1.00 KiB"),
         (4096, "4.00 KiB"),
         (1023 * 1024 + 600, "1.00 MiB"),
+        (1000 << 20, "0.977 GiB"),
         (512 << 20, "512 MiB"),
         (1280 << 20, "1.25 GiB"),
         (22_528 << 20, "22.0 GiB"),

@@ -1,0 +1,225 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from IPython.core.error import UsageError
+
+from jupyter_gpumem.arguments import gpu_fit_parser, gpu_free_parser, gpumem_parser, subparsers_of
+from jupyter_gpumem.cellmagic import detail_options, strip_magic_line
+from tests.conftest import Shell, empty_gpu
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def loaded(shell: Shell) -> Shell:
+    torch.empty(1, device="cuda")
+    empty_gpu()
+    shell.run("import torch\ndef take(mib, device=0): return torch.empty(mib << 20, dtype=torch.uint8, device=f'cuda:{device}')")
+    shell.run("%load_ext jupyter_gpumem")
+    return shell
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("%gpumem leeks", "%gpumem leeks: no such sub-command; did you mean leaks?"),
+        ("%gpumem xyzzy", "%gpumem xyzzy: no such sub-command   (%gpumem --help lists what it takes)"),
+        ("%gpumem leaks --mim 3MiB", "--mim: not understood; did you mean --min?"),
+        ("%gpumem leaks --min potatoes", "'potatoes' is not a size; write for example 24GiB"),
+        ("%gpumem leaks -n 0", "'0' is not a whole number above zero"),
+        ("%gpumem leaks --device gpu", "'gpu' is not a device index"),
+        ("%gpumem mark", "the following arguments are required: NAME"),
+        ("%gpumem diff never", "no mark named never   → %gpumem mark never"),
+        ("%gpumem limit 120%", "'120%' is not a part of the device"),
+        ("%gpumem limit lots", "'lots' is not a size"),
+        ("%gpumem 'unclosed", "no closing quotation"),
+        ("%gpu_free --al", "--al: not understood; did you mean --all?"),
+        ("%%gpumem --lime\npass", "--lime: not understood"),
+        ("%%gpumem -o 3x\npass", "'3x' is not a variable name"),
+        ("%%gpu_fit\npass", "the following arguments are required: NAME"),
+        ("%%gpu_fit batch --factor 2\npass", "'2' is not a factor between 0 and 1"),
+    ],
+)
+def test_a_mistake_gets_one_line(loaded: Shell, line: str, answer: str) -> None:
+    outputs = loaded.run(line)
+    assert outputs.error == "UsageError"
+    assert len((outputs.stderr or outputs.stdout).strip().splitlines()) == 1
+    assert answer in outputs.stderr + outputs.stdout
+
+
+@pytest.mark.parametrize("magic", ["%gpumem", "%gpumem leaks", "%gpumem history", "%gpu_free", "%%gpumem", "%%gpu_fit"])
+def test_help_is_shown_and_nothing_is_run(loaded: Shell, magic: str) -> None:
+    outputs = loaded.run(f"{magic} --help" + ("\nran = True" if magic.startswith("%%") else ""))
+    assert outputs.error is None
+    assert outputs.stdout.startswith(f"usage: {magic}")
+    assert "ran" not in loaded.ns
+
+
+@pytest.mark.parametrize("magic", ["%gpumem", "%gpu_free", "%%gpu_fit"])
+def test_the_question_mark_shows_examples(loaded: Shell, magic: str) -> None:
+    found = loaded.ip.object_inspect(magic)
+    assert "Examples::" in found["docstring"]
+
+
+def test_on_and_off_switch_the_line_but_not_the_history(loaded: Shell) -> None:
+    loaded.run("%gpumem off")
+    assert loaded.run("x = take(64)").text == ""
+    loaded.run("%gpumem on")
+    assert "(+32.0 MiB)" in loaded.run("y = take(32)").text
+    records = loaded.ip._jupyter_gpumem.magics.recorder.records
+    assert [r.devices[0].allocated_delta_bytes // MIB for r in records] == [0, 64, 0, 32]
+
+
+def test_the_cell_in_detail_names_what_became_of_the_variables(loaded: Shell) -> None:
+    loaded.run("a = take(64); b = take(32); same = take(16)")
+    outputs = loaded.run("%%gpumem\ndel a\nb = take(8)\nnew = [take(4), take(2)]\ncount = 3")
+    rows = [line.split() for line in outputs.text.splitlines()]
+    assert rows[0] == ["GPU", "0", "before", "after", "delta", "peak"]
+    assert rows[1] == "allocated 112 MiB 30.0 MiB −82.0 MiB 112 MiB".split()
+    assert rows[-3:] == [
+        ["a", "64.0", "MiB", "deleted"],
+        ["b", "8.00", "MiB", "replaced"],
+        ["new", "6.00", "MiB", "created"],
+    ]
+
+
+def test_the_record_of_a_cell_can_be_kept_and_its_report_silenced(loaded: Shell) -> None:
+    outputs = loaded.run("%%gpumem -q -o record\nx = take(64)")
+    assert outputs.text == ""
+    assert loaded.ns["record"].devices[0].peak_allocated_bytes == 64 * MIB
+
+
+def test_the_body_of_a_detailed_cell_runs_natively(loaded: Shell) -> None:
+    loaded.run("%%gpumem\nimport asyncio\nawait asyncio.sleep(0)\nvalue = 5\nvalue + 1")
+    assert loaded.ns["_"] == 6
+    assert loaded.ns["Out"][max(loaded.ns["Out"])] == 6
+    outputs = loaded.run("%%gpumem\nx = 1\n\nraise ValueError")
+    assert outputs.error == "ValueError"
+    assert "line 4" in outputs.stdout
+
+
+@pytest.mark.parametrize("head", ["%%gpumem\n%%time", "%%time\n%%gpumem", "\n\n%%gpumem", "%%gpumem\n%%capture out"])
+def test_the_detail_works_above_and_below_other_cell_magics(loaded: Shell, head: str) -> None:
+    outputs = loaded.run(f"{head}\nx = take(64)")
+    assert outputs.error is None
+    assert outputs.text.count("allocated   0 B") + outputs.text.count("allocated        0 B") == 1
+    assert loaded.ns["x"].nbytes == 64 * MIB
+
+
+def test_a_captured_detail_is_in_what_was_captured(loaded: Shell) -> None:
+    assert loaded.run("%%capture out\n%%gpumem\nx = take(64)").text.count("variables") == 0
+    assert "variables" in loaded.ns["out"].outputs[0].data["text/plain"]
+
+
+def test_the_text_of_another_cell_magic_is_left_alone(loaded: Shell) -> None:
+    loaded.run("%%writefile nowhere/at/all.txt\n%%gpumem\nx")
+    assert detail_options("%%bash\n%%gpumem\nls") is None
+    assert detail_options("%%time\n%%gpumem -q\nls").quiet
+    assert strip_magic_line(["%%gpumem?"]) == ["%%gpumem?"]
+    assert strip_magic_line(["%%gpumemory\n", "x"]) == ["%%gpumemory\n", "x"]
+    assert strip_magic_line(["%%gpumem\n", "x"]) == ["\n", "x"]
+    assert strip_magic_line(["%%gpumem\n", "%%time\n", "x"]) == ["%%time\n", "x"]
+    assert strip_magic_line([]) == []
+
+
+def test_the_magic_called_by_name_runs_its_cell(loaded: Shell) -> None:
+    loaded.ip.run_cell_magic("gpumem", "-q -o record", "x = take(64)")
+    assert loaded.ns["record"].devices[0].allocated_delta_bytes == 64 * MIB
+
+
+def test_history_is_a_table_files_and_a_frame(loaded: Shell, tmp_path: Path) -> None:
+    loaded.run("x = take(64)")
+    loaded.run("y = take(32, 1)\n1 / 0")
+    loaded.run(f"history = %gpumem history --csv {tmp_path / 'h.csv'} --json {tmp_path / 'h.json'}")
+    history: Any = loaded.ns["history"]
+    frame = history.to_pandas()
+    assert list(frame["allocated_delta_bytes"])[0] == 64 * MIB
+    assert frame["status"].iloc[-1] == "ZeroDivisionError"
+    saved = json.loads((tmp_path / "h.json").read_text())
+    assert saved[0]["devices"][0]["peak_allocated_bytes"] == 64 * MIB
+    header, *rows = (tmp_path / "h.csv").read_text().splitlines()
+    assert header.split(",")[:3] == ["number", "name", "status"]
+    assert len(rows) == len(frame)
+    shown = loaded.ip.display_formatter.format(history)[0]
+    assert "ZeroDivisionError" in shown["text/plain"]
+    assert "<table" in shown["text/html"]
+
+
+def test_a_file_that_cannot_be_written_is_one_line(loaded: Shell) -> None:
+    outputs = loaded.run("%gpumem history --csv /nowhere/at/all.csv")
+    assert outputs.error == "UsageError"
+    assert "cannot write /nowhere/at/all.csv: No such file or directory" in outputs.stderr + outputs.stdout
+
+
+def test_the_plot_is_a_figure_and_a_file(loaded: Shell, tmp_path: Path) -> None:
+    assert "nothing to plot" in (lambda o: o.stderr + o.stdout)(loaded.run("%gpumem plot"))
+    loaded.run("x = take(64)")
+    outputs = loaded.run(f"%gpumem plot --save {tmp_path / 'plot.png'}")
+    assert "image/png" in outputs.displays[0]
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_limit_holds_to_the_byte_and_can_be_taken_off(loaded: Shell) -> None:
+    loaded.run("x = take(2)")
+    assert "limit   100 MiB" in loaded.run("%gpumem limit 100MiB").text
+    assert loaded.run("y = take(80)").error is None
+    assert loaded.run("z = take(40)").error == "OutOfMemoryError"
+    assert "12.0 GiB" in loaded.run("%gpumem limit 50%").text
+    assert "no limit" in loaded.run("%gpumem limit off").text
+    assert loaded.run("z = take(40)").error is None
+
+
+def test_a_warning_is_shown_once_per_crossing(loaded: Shell) -> None:
+    loaded.run("x = take(20)")
+    loaded.run("%gpumem limit 1000MiB")
+    try:
+        assert "peak 940 MiB, 94 % of 0.977 GiB" in loaded.run("y = take(920)").text
+        assert "%gpumem advise" not in loaded.run("z = take(20)").text
+        loaded.run("del y, z")
+        loaded.run("w = take(20)")
+        assert "%gpumem advise" in loaded.run("y = take(900)").text
+    finally:
+        loaded.run("%gpumem limit off")
+
+
+def test_simulating_too_late_is_one_line_that_names_the_cause(loaded: Shell) -> None:
+    outputs = loaded.run("%gpumem simulate 1GiB")
+    assert outputs.error == "UsageError"
+    assert "restart the kernel" in outputs.stderr + outputs.stdout
+
+
+def test_an_echo_that_keeps_memory_is_said(loaded: Shell) -> None:
+    outputs = loaded.run("x = take(64)\nx")
+    number = max(loaded.ns["Out"])
+    assert f"Out[{number}] now keeps 64.0 MiB   → %gpu_free" in outputs.text
+    assert "keeps" not in loaded.run("x.shape").text
+    assert "keeps" not in loaded.run("x;").text
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("%gpumem le", "leaks"),
+        ("%gpumem leaks --m", "--min"),
+        ("%gpu_free big", "big_model"),
+        ("%gpu_free --a", "--all"),
+        ("%%gpu_fit bat", "batch_size"),
+        ("%%gpumem -", "-o"),
+    ],
+)
+def test_tab_completes_commands_options_and_names(loaded: Shell, line: str, expected: str) -> None:
+    loaded.run("big_model = 1; batch_size = 2")
+    _text, matches = loaded.ip.complete(line.split()[-1], line, len(line))
+    assert expected in matches
+
+
+def test_every_parser_explains_every_option() -> None:
+    for parser in (gpumem_parser(), gpu_free_parser(), gpu_fit_parser()):
+        assert parser.description
+        for each in (parser, *subparsers_of(parser).values()):
+            assert all(action.help for action in each._actions)
+    with pytest.raises(UsageError, match="lists what it takes"):
+        gpumem_parser().parse_line("nonsense")
