@@ -1,7 +1,7 @@
 """A simulated GPU under PyTorch's real CUDA allocator, for machines that have none.
 
-Memory behaves as on a device: allocations, caching, peaks, fragmentation, private pools, out-of-memory errors.
-Kernels do nothing, so computed values are not real.
+Memory behaves as on a device: allocations, caching, peaks, fragmentation, private pools, out-of-memory
+errors. Kernels do nothing, so computed values are not real.
 """
 
 import ctypes
@@ -30,11 +30,15 @@ _MAX_OTHERS = 16
 class _Running:
     """The libraries that answer, and what they were asked to be."""
 
-    cuda: ctypes.CDLL
-    others: tuple[ctypes.CDLL, ...]
+    libraries: tuple[ctypes.CDLL, ...]
     folder: Path
     memory_bytes: int
     devices: int
+
+    @property
+    def cuda(self) -> ctypes.CDLL:
+        """Return the library that also takes the settings."""
+        return self.libraries[0]
 
 
 class _Other(ctypes.Structure):
@@ -53,16 +57,24 @@ def is_active() -> bool:
 def activate(memory: str | int = "24GiB", devices: int = 1) -> None:
     """Put simulated GPUs under torch and import it; call this before anything imports torch.
 
-    Each device has ``memory`` bytes in all (an integer, or text such as ``"24GiB"``; from 64 MiB to 512 GiB) and the
-    other properties of an NVIDIA H100. The first use of a device takes a context of 512 MiB (an eighth of a device
-    smaller than 4 GiB), as on a real one. cuDNN and cuDNN's attention are turned off, because torch does not fall
-    back from a cuDNN that finds no driver. A second call with the same arguments does nothing.
+    Each device has ``memory`` bytes in all and the other properties of an NVIDIA H100 SXM5. The first use of
+    a device takes a context of 512 MiB (an eighth of a device smaller than 4 GiB), as on a real one. cuDNN
+    and cuDNN's attention are turned off, because torch does not fall back from a cuDNN that finds no driver.
+    The first call on a machine compiles for some seconds. A second call with the same arguments does nothing.
+
+    Parameters
+    ----------
+    memory
+        Bytes, or text such as ``"24GiB"``; from 64 MiB to 512 GiB.
+    devices
+        How many devices, from 1 to 16.
 
     Raises
     ------
     GpuMemError
-        When it cannot be done: torch is imported already or has no CUDA build, this is not Linux, there is no C
-        compiler, the arguments are not usable, or a simulated GPU of another size is on. Nothing is changed then.
+        When it cannot be done: torch is imported already or has no CUDA build, this is not Linux, there is
+        no C compiler, the arguments are not usable, or a simulated GPU of another size is on. Nothing is
+        changed then.
     """
     global _running
     memory_bytes = _checked(memory, devices)
@@ -73,8 +85,8 @@ def activate(memory: str | int = "24GiB", devices: int = 1) -> None:
             _import_torch(_running)
         elif (_running.memory_bytes, _running.devices) != (memory_bytes, devices):
             raise GpuMemError(
-                f"the simulated GPU is on already with {_running.devices} x {format_bytes(_running.memory_bytes)}; "
-                "restart the kernel to choose another size"
+                f"the simulated GPU is on already, {_running.devices} with "
+                f"{format_bytes(_running.memory_bytes)} each; restart the kernel to choose another size"
             )
 
 
@@ -113,7 +125,14 @@ def configure(
 
 
 def sizes_read() -> int:
-    """Return how many numbers were read from a device so far that may have decided a size; 0 when not active."""
+    """Return how many numbers that may have decided a size the host has read from the devices so far.
+
+    All computed numbers are 0 here, so a size that comes from one is too small. Counted are the counts that
+    torch itself reads (``nonzero``, ``x[mask]``, ``masked_select``, ``unique``, ``bincount``, coalescing a
+    sparse tensor) and every single integer the program reads (``.item()``, ``int()``, printing): whether the
+    program makes a size of such an integer cannot be seen. Not counted: floating-point numbers, truth values,
+    lists of several numbers.
+    """
     return 0 if _running is None else int(_running.cuda.sim_sizes_read())
 
 
@@ -136,13 +155,14 @@ def _check_process(devices: int) -> None:
         )
     if "torch" in sys.modules:
         raise GpuMemError(
-            "torch is imported already, and a simulated GPU must be there first; restart the kernel and simulate in "
-            "the first cell, before import torch"
+            "torch is imported already, and a simulated GPU must be there first; "
+            "restart the kernel and simulate in the first cell, before import torch"
         )
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
         if _is_loaded(name):
             raise GpuMemError(
-                f"the real {name} is in use in this process; restart the kernel and simulate in the first cell"
+                f"the real {name} is in use in this process; "
+                "restart the kernel and simulate in the first cell"
             )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and not _shows_all(visible, devices):
@@ -173,7 +193,8 @@ def _start(memory_bytes: int, devices: int) -> _Running:
     libraries = build(find_torch())
     # global, and before torch: the first definition of a symbol wins over the CUDA libraries torch brings
     cuda = ctypes.CDLL(str(libraries.cuda), mode=ctypes.RTLD_GLOBAL)
-    others = tuple(ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL) for path in (libraries.nvml, libraries.nvrtc))
+    nvml = ctypes.CDLL(str(libraries.nvml), mode=ctypes.RTLD_GLOBAL)
+    nvrtc = ctypes.CDLL(str(libraries.nvrtc), mode=ctypes.RTLD_GLOBAL)
     cuda.sim_sizes_read.restype = ctypes.c_ulonglong
     context_bytes = min(_CONTEXT_BYTES, memory_bytes // 8)
     if cuda.sim_start(
@@ -182,7 +203,7 @@ def _start(memory_bytes: int, devices: int) -> _Running:
         raise GpuMemError(
             "this process may not reserve the address space of the simulated GPU; lift ulimit -v"
         )
-    return _Running(cuda, others, libraries.cuda.parent, memory_bytes, devices)
+    return _Running((cuda, nvml, nvrtc), libraries.cuda.parent, memory_bytes, devices)
 
 
 def _import_torch(running: _Running) -> None:

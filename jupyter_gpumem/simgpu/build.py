@@ -17,17 +17,19 @@ _SOURCE = Path(__file__).parent / "src"
 # exceptions pass through: what is not simulated raises out of C
 _FLAGS = ("-O1", "-std=gnu11", "-Wall", "-Wextra", "-fPIC", "-fexceptions")
 _LIBRARIES = (
+    "libtorch_cpu.so",
     "libtorch_cuda.so",
     "libtorch_cuda_linalg.so",
     "libc10_cuda.so",
     "libtorch_python.so",
     "libcaffe2_nvrtc.so",
 )
-_WANTED = re.compile(r"(__cuda|cuda[A-Z]|cu[A-Z](?!File)|cublas|cusolver|cufft|cusparse(?!Lt)|nccl)\w+")
+_WANTED = re.compile(r"(__cuda|cuda[A-Z]|cu(?!File)[A-Z]|cublas|cusolver|cufft|cusparse(?!Lt)|nccl|cupti)\w+")
+_CALLED = re.compile(r"\b(cu[A-Z]\w+)\(")
 _LOOKED_UP = re.compile(rb"\x00((?:cu|nvml)[A-Z]\w+)(?=\x00)")
 
 # what a function that nobody wrote answers, by the start of its name; the rest of cu*: not supported
-_SUCCEEDS = ("cublas", "nccl")
+_SUCCEEDS = ("cublas", "nccl", "cupti")
 _RAISES = ("cusolver", "cufft", "cusparse")
 _CUDA, _NVML, _NVRTC = "libcuda.so.1", "libnvidia-ml.so.1", "libnvrtc.so"
 _CU_NOT_SUPPORTED = 801
@@ -46,8 +48,8 @@ class Libraries:
 def build(torch: TorchBuild) -> Libraries:
     """Return the libraries for this torch, compiled now where the cache has none.
 
-    Two processes may do it at once: each compiles in a folder of its own and renames it into place; the loser uses
-    the winner's.
+    Two processes may do it at once: each compiles in a folder of its own and renames it into place; the loser
+    uses the winner's.
 
     Raises
     ------
@@ -61,8 +63,8 @@ def build(torch: TorchBuild) -> Libraries:
     for tool in ("cc", "nm"):
         if shutil.which(tool) is None:
             raise GpuMemError(
-                f"the simulated GPU is compiled on first use and there is no C compiler here ('{tool}' was not found); "
-                "install one (Debian, Ubuntu: apt install gcc; conda: conda install gcc_linux-64 binutils) and try again"
+                f"the simulated GPU is compiled on first use, and {tool!r} was not found; "
+                "install a C compiler (apt install gcc, dnf install gcc, conda install gcc) and try again"
             )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +114,8 @@ def _compile(torch: TorchBuild, folder: Path) -> None:
         looked_up = _looked_up(torch.libraries / "libc10_cuda.so")
         stubs.write_text(_cuda_stubs(torch, looked_up, _symbols(cuda, "--defined-only")))
         nvml_stubs.write_text(_nvml_stubs(looked_up, _symbols([nvml], "--defined-only")))
-        # the sonames are what torch and pynvml open by name
+        # the sonames are what torch and pynvml open by name; older triton asks the linker for -lcuda
+        (folder / "libcuda.so").symlink_to(_CUDA)
         _link(_CUDA, [*cuda, stubs], folder / _CUDA)
         _link(_NVML, [nvml, nvml_stubs], folder / _NVML)
         nvrtc_name = f"libnvrtc.so.{torch.cuda_major}"
@@ -125,9 +128,15 @@ def _compile(torch: TorchBuild, folder: Path) -> None:
 def _cuda_stubs(torch: TorchBuild, looked_up: set[str], defined: set[str]) -> str:
     """Return C source for all that torch's libraries need of CUDA and nobody wrote."""
     needed = _symbols((torch.libraries / name for name in _LIBRARIES), "--undefined-only", "-D")
-    needed |= {name for name in looked_up if name.startswith("cu")}
+    needed |= {name for name in looked_up if name.startswith("cu")} | _triton_needs(torch)
     missing = {name for name in needed if _WANTED.fullmatch(name)} - defined
     return "int sim_not_simulated(const char *, int);\n" + "".join(map(_stub, sorted(missing)))
+
+
+def _triton_needs(torch: TorchBuild) -> set[str]:
+    """Return the driver functions in the C code that triton compiles when torch.compile needs it."""
+    source = torch.libraries.parents[1] / "triton/backends/nvidia/driver.c"
+    return set(_CALLED.findall(source.read_text(encoding="utf-8"))) if source.exists() else set()
 
 
 def _nvml_stubs(looked_up: set[str], defined: set[str]) -> str:
@@ -167,5 +176,8 @@ def _symbols(files: Iterable[Path], *options: str) -> set[str]:
 
 
 def _looked_up(library: Path) -> set[str]:
-    """Return the driver and NVML functions that torch asks for by name at run time: all of them, or it uses none."""
+    """Return the driver and NVML functions that torch asks for by name at run time.
+
+    It needs all of them or uses none.
+    """
     return {name.decode() for name in _LOOKED_UP.findall(library.read_bytes())}

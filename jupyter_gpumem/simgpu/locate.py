@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jupyter_gpumem.errors import GpuMemError
 
+_OLDEST_CUDA = 12
 _ASSIGNED = r"^{name}\b[^=\n]*=\s*['\"]([^'\"]+)['\"]"
 
 
@@ -31,8 +32,8 @@ def find_torch() -> TorchBuild:
     Raises
     ------
     GpuMemError
-        When there is none, when it was built without CUDA or for another kind of device, and when the headers of
-        its CUDA version are not installed.
+        When there is none, when it was built without CUDA or for another kind of device, and when the headers
+        of its CUDA version are not installed.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
@@ -45,9 +46,9 @@ def find_torch() -> TorchBuild:
     if version is None or cuda is None or not (package / "lib/libtorch_cuda.so").exists():
         kind = "ROCm" if _assigned(text, "hip") else "CPU-only"
         raise GpuMemError(
-            f"the simulated GPU runs the CUDA allocator of PyTorch, and the installed torch {version or ''} is a "
-            f"{kind} build; install a CUDA build (pip install torch, without the {kind.lower().split('-')[0]} "
-            "index) and restart the kernel"
+            f"the simulated GPU needs a CUDA build of PyTorch, and the installed torch {version or ''} is a "
+            f"{kind} build; run pip install --force-reinstall --index-url https://pypi.org/simple torch "
+            "and restart the kernel"
         )
     return TorchBuild(version, cuda, package / "lib", _find_headers(package.parent, cuda))
 
@@ -60,10 +61,15 @@ def _assigned(text: str, name: str) -> str | None:
 def _find_headers(site: Path, cuda: str) -> tuple[Path, ...]:
     """Return the folders to search: first the wheel of torch's own CUDA version, then triton's copy.
 
-    Both are needed: the first has the right version, but parts of its headers come with a compiler package that
-    torch does not bring; triton carries those.
+    Both are needed: the first has the right version, but parts of its headers come with a compiler package
+    that torch does not bring; triton carries those.
     """
     major = cuda.split(".")[0]
+    if int(major) < _OLDEST_CUDA:
+        raise GpuMemError(
+            f"the simulated GPU needs a torch for CUDA {_OLDEST_CUDA} or newer, and the installed one is for "
+            f"CUDA {cuda}; run: pip install --upgrade torch"
+        )
     folders = (
         site / f"nvidia/cu{major}/include",
         site / "nvidia/cuda_runtime/include",

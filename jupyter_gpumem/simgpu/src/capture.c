@@ -243,14 +243,15 @@ void sim_capture_forget(struct sim_stream *stream)
     pthread_mutex_unlock(&lock);
 }
 
+/* the order of work inside a capture is not kept, so there is nothing to change */
 cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t stream, cudaGraphNode_t *after,
 #if CUDART_VERSION >= 13000
-                                                const cudaGraphEdgeData *edges,
-#endif
+                                                const cudaGraphEdgeData *edges, size_t count, unsigned flags)
+{
+    (void)edges;
+#else
                                                 size_t count, unsigned flags)
 {
-#if CUDART_VERSION >= 13000
-    (void)edges;
 #endif
     (void)stream, (void)after, (void)count, (void)flags;
     return cudaSuccess;

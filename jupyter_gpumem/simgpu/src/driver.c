@@ -81,17 +81,24 @@ CUresult cuCtxPopCurrent(CUcontext *context)
 
 CUresult cuCtxGetDevice(CUdevice *device) { *device = sim_current; return CUDA_SUCCESS; }
 
+CUresult cuCtxSetLimit(CUlimit name, size_t value) { (void)name, (void)value; return CUDA_SUCCESS; }
+CUresult cuCtxGetLimit(size_t *value, CUlimit name) { (void)name; *value = (size_t)8 << 20; return CUDA_SUCCESS; }
+
 CUresult cuPointerGetAttribute(void *out, CUpointer_attribute name, CUdeviceptr address)
 {
-    const int device = sim_device_of((const void *)(uintptr_t)address);
-    if (device < 0)
+    struct cudaPointerAttributes known;
+    cudaPointerGetAttributes(&known, (const void *)(uintptr_t)address);
+    if (known.type == cudaMemoryTypeUnregistered)
         return CUDA_ERROR_INVALID_VALUE;
-    if (name == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
-        *(int *)out = device;
-    else if (name == CU_POINTER_ATTRIBUTE_CONTEXT)
-        *(CUcontext *)out = context_of(device);
-    else
-        return CUDA_ERROR_NOT_SUPPORTED;
+    switch (name) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)out = context_of(known.device); break;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)out = (unsigned)known.type; break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)out = address; break;
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER: *(void **)out = known.hostPointer; break;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(unsigned *)out = 0; break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)out = known.device; break;
+    default: return CUDA_ERROR_NOT_SUPPORTED;
+    }
     return CUDA_SUCCESS;
 }
 
@@ -99,6 +106,11 @@ CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t v
 {
     (void)address, (void)value, (void)flags;
     return (CUresult)sim_work((cudaStream_t)stream);
+}
+
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
+{
+    return (CUresult)cudaStreamIsCapturing((cudaStream_t)stream, (enum cudaStreamCaptureStatus *)status);
 }
 
 CUresult cuGetErrorString(CUresult error, const char **text)

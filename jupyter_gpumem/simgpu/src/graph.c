@@ -67,6 +67,11 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *out, cudaGraph_t grap
     return cudaSuccess;
 }
 
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long flags)
+{
+    return cudaGraphInstantiateWithFlags(out, graph, flags);
+}
+
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
 {
     sim_graph_release((struct sim_graph *)exec);

@@ -44,12 +44,37 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction fun
     return (CUresult)cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, shared);
 }
 
+CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction function, const CUlaunchConfig *config)
+{
+    (void)function, (void)config;
+    *clusters = 1;
+    return CUDA_SUCCESS;
+}
+
+/* triton describes tensors for the copy engine with it; nobody reads the description */
+CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address,
+                                const cuuint64_t *shape, const cuuint64_t *strides, const cuuint32_t *box,
+                                const cuuint32_t *steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill)
+{
+    (void)map, (void)type, (void)rank, (void)address, (void)shape, (void)strides, (void)box, (void)steps,
+        (void)interleave, (void)swizzle, (void)promotion, (void)fill;
+    return CUDA_SUCCESS;
+}
+
 CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                         unsigned bz, unsigned shared, CUstream stream, void **arguments, void **extra)
 {
-    (void)function, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)arguments,
-        (void)extra;
+    (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)arguments, (void)extra;
+    sim_kernel_launched(function);
     return (CUresult)sim_work((cudaStream_t)stream);
+}
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra)
+{
+    (void)arguments, (void)extra;
+    sim_kernel_launched(function);
+    return (CUresult)sim_work((cudaStream_t)config->hStream);
 }
 
 CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,

@@ -149,13 +149,6 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEve
     return from->milliseconds && to->milliseconds ? cudaSuccess : sim_fail(cudaErrorInvalidResourceHandle);
 }
 
-#if CUDART_VERSION < 13000
-cudaError_t cudaEventElapsedTime_v2(float *milliseconds, cudaEvent_t start, cudaEvent_t end)
-{
-    return cudaEventElapsedTime(milliseconds, start, end);
-}
-#endif
-
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
 {
     (void)flags;
