@@ -40,6 +40,7 @@ class Extension:
             "post_run_cell": self._guarded(recorder.post_run_cell),
         }
         self._tie()
+        self.magics.sidebar.start()
         show(shell, Page((Block((*dropped, *_greeting())),)))
 
     def _tie(self) -> None:
@@ -71,8 +72,7 @@ class Extension:
             shell.strdispatchers["complete_command"].strs.pop(magic, None)
         for mime in ("text/plain", "text/html"):
             shell.display_formatter.formatters[mime].pop(History, None)
-        if self.magics.panel is not None:
-            self.magics.panel.close()
+        self.magics.sidebar.close()
         tracker.uninstall()
 
     def _guarded(self, callback: Callable[[Any], None]) -> Callable[[Any], None]:

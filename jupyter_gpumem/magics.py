@@ -25,12 +25,11 @@ from jupyter_gpumem.device import current_probe, limit_bytes, set_limit
 from jupyter_gpumem.errors import GpuMemError
 from jupyter_gpumem.history import History
 from jupyter_gpumem.render.layout import Block, Page, Span, code, quiet, size
+from jupyter_gpumem.sidebar import Sidebar
 from jupyter_gpumem.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
-
-    from jupyter_gpumem.panel import Panel
 
 Magic = Callable[..., Any]
 
@@ -57,7 +56,7 @@ class GpuMem(Magics, GpuMemConfig):
     def __init__(self, shell: "InteractiveShell", **options: Any) -> None:
         super().__init__(shell=shell, **options)
         self.recorder = CellRecorder(exact=lambda: self.peak == "exact")
-        self.panel: Panel | None = None
+        self.sidebar = Sidebar(shell, self.recorder, self)
 
     @no_var_expand
     @line_cell_magic
@@ -209,15 +208,9 @@ class GpuMem(Magics, GpuMemConfig):
         return {}
 
     def _panel(self, _options: Namespace) -> None:
-        self.open_panel().show()
-
-    def open_panel(self) -> "Panel":
-        """Return the panel, made on first use: this imports ipywidgets."""
-        if self.panel is None:
-            from jupyter_gpumem.panel import Panel
-
-            self.panel = Panel(self.shell, self.recorder, self)
-        return self.panel
+        words = self.sidebar.show()
+        if words is not None:
+            show(self.shell, Page((Block(((quiet(words),),)),)))
 
     def _limit(self, options: Namespace) -> None:
         if options.amount is not None:

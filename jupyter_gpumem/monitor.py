@@ -9,7 +9,7 @@ from typing import Any
 
 from jupyter_gpumem import nvml
 from jupyter_gpumem.cells import CellRecord, CellRecorder
-from jupyter_gpumem.device import CudaProbe, current_probe, torch_module
+from jupyter_gpumem.device import CudaProbe, current_probe, limit_bytes
 from jupyter_gpumem.peaks import tracker
 from jupyter_gpumem.processes import ProcessName, name_processes
 from jupyter_gpumem.render.chart import CellMark, Chart
@@ -17,6 +17,7 @@ from jupyter_gpumem.sampler import SPAN_SECONDS, History
 from jupyter_gpumem.snapshot import DeviceSnapshot, MemoryProbe
 
 _OTHERS_SECONDS = 5.0  # between two questions to NVML: they cost milliseconds on a real driver
+_HOST_STEP = 1024**2
 _MAX_CELLS = 500
 _STEPS = 120  # of the chart's end, in one window
 _WINDOWS = (60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0)
@@ -36,6 +37,8 @@ class Use:
 
     own_extra_bytes: int | None
     """What this process holds beside torch's reserved memory: context, libraries."""
+    used_bytes: int | None
+    """The whole device; the only figure of a device on which this process has no context."""
     neighbours: tuple[Neighbour, ...] | None
 
 
@@ -48,6 +51,14 @@ class Reading:
     names: Mapping[int, tuple[str, str]]
     """For each device how reports call it, and its model."""
     snapshots: Mapping[int, DeviceSnapshot]
+
+    def rounded(self) -> object:
+        """Return what must change before anything is drawn anew; a machine's RAM is never quite still."""
+        if self.kind != "host":
+            return self
+        return [
+            (s.allocated_bytes // _HOST_STEP, (s.used_bytes or 0) // (16 * _HOST_STEP)) for s in self.snapshots.values()
+        ]
 
 
 class Monitor:
@@ -107,7 +118,7 @@ class Monitor:
 
     def use(self, device: int, snapshot: DeviceSnapshot) -> Use:
         """Return who is on a device, asked of NVML at most every few seconds."""
-        asked, use = self._uses.get(device, (float("-inf"), Use(None, None)))
+        asked, use = self._uses.get(device, (float("-inf"), Use(None, None, None)))
         if self.clock() - asked >= _OTHERS_SECONDS:
             use = self._ask(device, snapshot)
             self._uses[device] = (self.clock(), use)
@@ -116,14 +127,14 @@ class Monitor:
     def _ask(self, device: int, snapshot: DeviceSnapshot) -> Use:
         told = nvml.read_device(device, has_context=snapshot.used_bytes is not None)
         if told is None:
-            return Use(None, None)
+            return Use(None, None, None)
         extra = None if told.own_bytes is None else max(told.own_bytes - snapshot.reserved_bytes, 0)
         if told.processes is None or not told.pids_visible:
-            return Use(extra, None)
+            return Use(extra, told.used_bytes, None)
         others = [one for one in told.processes if one.pid != os.getpid()]
         self._name([one.pid for one in others])
         neighbours = [Neighbour(self._known[one.pid], one.used_bytes) for one in others]
-        return Use(extra, tuple(sorted(neighbours, key=lambda one: -(one.used_bytes or 0))))
+        return Use(extra, told.used_bytes, tuple(sorted(neighbours, key=lambda one: -(one.used_bytes or 0))))
 
     def _name(self, pids: list[int]) -> None:
         """Look up the processes that are new; a Jupyter server is asked only then."""
@@ -169,18 +180,6 @@ class Monitor:
     def limit(self, device: int) -> int | None:
         """Return the cap on this process, where one is set."""
         return limit_bytes(device) if self._kind == "cuda" else None
-
-
-def limit_bytes(device: int) -> int | None:
-    """Return the cap set on this process by ``set_per_process_memory_fraction``, where torch tells it."""
-    torch = torch_module()
-    read = getattr(torch._C, "_cuda_getMemoryFraction", None) if torch is not None else None
-    if torch is None or read is None:
-        return None
-    fraction = read(device)
-    if fraction >= 1.0:
-        return None
-    return int(fraction * torch.cuda.get_device_properties(device).total_memory)
 
 
 def _mark(record: CellRecord, device: int) -> CellMark:

@@ -1,17 +1,20 @@
 """One stoppable thread that calls at an interval, and a bounded history of what it read."""
 
+import bisect
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from jupyter_gpumem.snapshot import DeviceSnapshot
 
 SPAN_SECONDS = 3600.0
 """How far back a history reaches."""
 
-_MAX_SAMPLES = 7200  # an hour at 2 Hz, were every one of them different
+_FINE_SECONDS = 300.0
+"""How far back every sample is kept; before that a few stand for each bucket."""
 
+_BUCKET_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -29,42 +32,72 @@ class Sample:
 
 
 class History:
-    """The samples of each device over the last hour; a level that does not change costs two of them."""
+    """The samples of each device over the last hour: all of the last minutes, the extremes of what is older.
 
-    def __init__(self, span_seconds: float = SPAN_SECONDS, max_samples: int = _MAX_SAMPLES) -> None:
-        self._span_seconds = span_seconds
-        self._max_samples = max_samples
-        self._samples: dict[int, deque[Sample]] = {}
+    Its size is bounded by the span, and a level that does not change costs two samples.
+    """
+
+    def __init__(self) -> None:
+        self._series: dict[int, _Series] = {}
 
     def add(self, seconds: float, snapshot: DeviceSnapshot) -> None:
         """Append one reading, and drop what is older than the span."""
-        samples = self._samples.setdefault(snapshot.device, deque(maxlen=self._max_samples))
         sample = Sample(seconds, snapshot.allocated_bytes, snapshot.reserved_bytes, snapshot.used_bytes)
-        if len(samples) > 1 and samples[-2].sizes == samples[-1].sizes == sample.sizes:
-            samples[-1] = replace(samples[-1], seconds=seconds)
-        else:
-            samples.append(sample)
-        # the newest sample before the span stays: it is the level at its start
-        while len(samples) > 1 and samples[1].seconds <= seconds - self._span_seconds:
-            samples.popleft()
+        self._series.setdefault(snapshot.device, _Series()).add(sample)
 
     def since(self, device: int, seconds: float) -> Sequence[Sample]:
         """Return the samples from a moment on, and the last one before it, oldest first."""
-        samples = list(self._samples.get(device, ()))
-        first = 0
-        for index, sample in enumerate(samples):
-            if sample.seconds > seconds:
-                break
-            first = index
-        return samples[first:]
-
-    def latest(self, device: int) -> Sample | None:
-        """Return the newest sample of a device."""
-        samples = self._samples.get(device)
-        return samples[-1] if samples else None
+        series = self._series.get(device)
+        samples = [] if series is None else series.samples()
+        first = bisect.bisect_right(samples, seconds, key=lambda sample: sample.seconds)
+        return samples[max(first - 1, 0) :]
 
     def __len__(self) -> int:
-        return sum(len(samples) for samples in self._samples.values())
+        return sum(len(series.samples()) for series in self._series.values())
+
+
+class _Series:
+    """The samples of one device."""
+
+    def __init__(self) -> None:
+        self._coarse: deque[Sample] = deque()
+        self._bucket: list[Sample] = []
+        self._fine: deque[Sample] = deque()
+
+    def add(self, sample: Sample) -> None:
+        fine = self._fine
+        if len(fine) > 1 and fine[-2].sizes == fine[-1].sizes == sample.sizes:
+            fine[-1] = sample
+        else:
+            fine.append(sample)
+        # the newest sample before the span stays: it is the level at its start
+        while len(fine) > 1 and fine[1].seconds <= sample.seconds - _FINE_SECONDS:
+            self._settle(fine.popleft())
+        while len(self._coarse) > 1 and self._coarse[1].seconds <= sample.seconds - SPAN_SECONDS:
+            self._coarse.popleft()
+
+    def _settle(self, sample: Sample) -> None:
+        """Gather samples of one bucket, and keep of a full one its extremes and its end."""
+        if self._bucket and sample.seconds // _BUCKET_SECONDS != self._bucket[0].seconds // _BUCKET_SECONDS:
+            self._coarse.extend(_extremes(self._bucket))
+            self._bucket = []
+        self._bucket.append(sample)
+
+    def samples(self) -> list[Sample]:
+        return [*self._coarse, *self._bucket, *self._fine]
+
+
+def _extremes(bucket: Sequence[Sample]) -> list[Sample]:
+    if len(bucket) < 4:
+        return list(bucket)
+    start, last = bucket[0].seconds, bucket[-1]
+    columns = list(zip(*(sample.sizes for sample in bucket), strict=True))
+    known = [[size for size in column if size is not None] or [None] for column in columns]
+    return [
+        Sample(start, *(min(column) for column in known)),
+        Sample(start, *(max(column) for column in known)),
+        last,
+    ]
 
 
 class Sampler:

@@ -2,6 +2,9 @@
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from jupyter_gpumem.errors import GpuMemError
+from jupyter_gpumem.subshell import let_clicks_use_the_subshell
+
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
@@ -49,8 +52,6 @@ class Sidebar:
             self._take(channel)
 
     def _take(self, channel: Any) -> None:  # noqa: ANN401 - comm.BaseComm is untyped
-        from jupyter_gpumem.subshell import let_clicks_use_the_subshell
-
         let_clicks_use_the_subshell(channel)
         channel.on_msg(lambda message: self._received(channel, message["content"]["data"]))
         channel.on_close(lambda _message: self._lost(channel))
@@ -99,7 +100,14 @@ class Sidebar:
         """Open the sidebar, or show the panel below the running cell where there is none.
 
         Returns what is left to say, or None.
+
+        Raises
+        ------
+        GpuMemError
+            In a terminal, which shows no widgets.
         """
+        if getattr(self._shell, "kernel", None) is None:
+            raise GpuMemError("the panel needs a notebook; %gpumem says the same in a terminal")
         if self.in_sidebar:
             for channel in self._comms:
                 channel.send({"method": "reveal"})

@@ -47,9 +47,9 @@ class Actions:
         self._answered = float("-inf")
         self._waiting = False
         self._cache_waits = False
-        self._free = _button("Free memory", "trash", "What %gpu_free does: outputs, last error, garbage, caches")
+        self._free = _button("Free memory", "What %gpu_free does: outputs, last error, garbage, caches")
         self._free.add_class("gm-main")
-        self._leaks = _button("Find leaks", "search", "Who holds what, and how to get it back; frees nothing")
+        self._leaks = _button("Find leaks", "Who holds what, and how to get it back; frees nothing")
         self._free.observe(lambda _change: self._clicked(self._free, self._free_memory), "value")
         self._leaks.observe(lambda _change: self._clicked(self._leaks, self._find_leaks), "value")
         self._result = w.HTML()
@@ -148,7 +148,7 @@ class Actions:
         self._changed()
 
 
-def _button(text: str, icon: str, tooltip: str) -> w.ToggleButton:
-    button = w.ToggleButton(description=text, icon=icon, tooltip=tooltip)
+def _button(text: str, tooltip: str) -> w.ToggleButton:
+    button = w.ToggleButton(description=text, tooltip=tooltip)
     button.add_class("gm-queue")
     return button

@@ -1,24 +1,77 @@
 """The table of who holds what, with a Release button on each row that can be released."""
 
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import ipywidgets as w
+
+from jupyter_gpumem.panel.closing import close_all
+from jupyter_gpumem.render import panel as draw
+from jupyter_gpumem.subshell import let_clicks_use_the_subshell
+
+if TYPE_CHECKING:
+    from jupyter_gpumem.holders import Holder, LeakReport
+
+_MOST_ROWS = 20
+_TOO_SOON_SECONDS = 0.4  # a double click must not confirm what its first half asked
+_TOO_LATE_SECONDS = 10.0
 
 
 class Holders:
     """The rows of the last leak report; empty until it is asked for."""
 
-    def __init__(self, release: Callable[[Any], None]) -> None:
+    def __init__(self, release: "Callable[[Holder], None]", *, clock: Callable[[], float] = time.monotonic) -> None:
         self._release = release
-        self._title = w.HTML()
+        self._clock = clock
         self._rows = w.VBox()
-        self.widget = w.VBox([self._title, self._rows])
+        self._heading = w.HTML()
+        self._more = w.HTML()
+        self.widget = w.VBox([self._heading, self._rows, self._more])
+
+    @property
+    def rows(self) -> Sequence[w.Widget]:
+        """The rows shown, the largest first."""
+        return tuple(self._rows.children)
 
     def clear(self) -> None:
         """Forget the rows: they speak of memory that may be gone."""
-        self._rows.children = ()
-        self._title.value = ""
+        old, self._rows.children = self._rows.children, ()
+        for row in old:
+            close_all(row)
+        self._heading.value = self._more.value = ""
 
-    def show(self, report: Any) -> None:
-        """Show the holders of a report, the largest first."""
+    def show(self, report: "LeakReport") -> None:
+        """Show who can give memory back, the largest first, then what is in use."""
+        self.clear()
+        found = [*report.holders, *report.in_use]
+        several = len(report.devices) > 1
+        self._rows.children = [self._row(holder, several) for holder in found[:_MOST_ROWS]]
+        self._heading.value = draw.render_heading("Held by") if found else ""
+        self._more.value = draw.render_more(found[_MOST_ROWS:])
+
+    def _row(self, holder: "Holder", several_devices: bool) -> w.HBox:
+        text = w.HTML(draw.render_holder(holder, several_devices))
+        row = w.HBox([text, *([self._button(holder)] if holder.can_release else [])])
+        row.add_class("gm-row")
+        return row
+
+    def _button(self, holder: "Holder") -> w.Button:
+        # the name a screen reader reads has to tell one row's button from another's
+        button = w.Button(description="Release", tooltip=f"Release {holder.path}: {holder.remedy}")
+        button.add_class("gm-small")
+        asked = [float("-inf")]
+        must_ask = holder.section == "in use"
+
+        def clicked(_button: w.Button) -> None:
+            waited = self._clock() - asked[0]
+            if not must_ask or _TOO_SOON_SECONDS < waited < _TOO_LATE_SECONDS:
+                button.disabled = True
+                self._release(holder)
+            elif waited >= _TOO_LATE_SECONDS:
+                asked[0] = self._clock()
+                button.description = "In use: really?"
+
+        button.on_click(clicked)
+        let_clicks_use_the_subshell(button)
+        return button

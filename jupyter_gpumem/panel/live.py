@@ -7,6 +7,7 @@ import ipywidgets as w
 from jupyter_gpumem import nvml
 from jupyter_gpumem.monitor import Monitor, Reading
 from jupyter_gpumem.panel.actions import Actions
+from jupyter_gpumem.panel.closing import close_all
 from jupyter_gpumem.subshell import let_clicks_use_the_subshell
 from jupyter_gpumem.render import panel as draw
 from jupyter_gpumem.render.chart import render_chart
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from jupyter_gpumem.cells import CellRecorder
 
 _WINDOWS = (("1 minute", 60.0), ("5 minutes", 300.0), ("15 minutes", 900.0), ("1 hour", 3600.0))
+_MOST_DRAWS = 600  # of one window's length: a pixel of time or two
+_NOT_STARTED_SECONDS = 5.0  # between two questions to NVML while CUDA is not started
 _TICK_BYTES = 2300
 """What one tick may send; with the envelope of the message that stays under 3 KB."""
 
@@ -45,6 +48,7 @@ class Panel:
         self._device: int | None = None
         self._drawn: object = None
         self._shown = self._inline = self._seen_in_sidebar = False
+        self._chart, self._chart_seen, self._chart_time = "", (-1, 0.0), 0.0
         self._places: list[w.Widget] = []
         self._make_figures()
         self._actions = Actions(shell, recorder, self._poke)
@@ -120,8 +124,7 @@ class Panel:
         self._sampler.stop()
         self._actions.close()
         for place in (*self._places, self.widget):
-            for widget in _tree(place):
-                widget.close()
+            close_all(place)
 
     def _poke(self) -> None:
         self._drawn = None
@@ -143,20 +146,23 @@ class Panel:
         if not self._shown or self._pause.value:
             return
         if not reading.snapshots:
-            self._draw_not_started()
+            state: object = self._monitor.clock() // _NOT_STARTED_SECONDS
+            if state != self._drawn:
+                self._draw_not_started()
+                self._drawn = state
             return
         device = self._device if self._device in reading.snapshots else min(reading.snapshots)
         state = self._state(reading, device)
         if state != self._drawn:
-            self._draw(reading, device)
-            self._drawn = state
+            # a chart that is not due yet stays, and the next tick tries again
+            self._drawn = state if self._draw(reading, device) else None
 
     def _state(self, reading: Reading, device: int) -> object:
         """Return everything the picture depends on, but for the passing of time."""
         use = self._monitor.use(device, reading.snapshots[device])
         running = self._recorder.current
         return (
-            reading,
+            reading.rounded(),
             use,
             device,
             self._window.value,
@@ -165,7 +171,8 @@ class Panel:
             self._monitor.limit(device),
         )
 
-    def _draw(self, reading: Reading, device: int) -> None:
+    def _draw(self, reading: Reading, device: int) -> bool:
+        """Write every widget; return whether the chart is as new as the figures."""
         snapshot = reading.snapshots[device]
         use = self._monitor.use(device, snapshot)
         parts = draw.live_parts(reading.kind, snapshot, use)
@@ -174,10 +181,20 @@ class Panel:
         self._names.value = draw.render_names(parts)
         self._lines.value = draw.render_lines(reading.kind)
         figures = draw.render_figures(parts) + draw.render_devices(reading, device)
-        chart = self._monitor.chart(device, self._window.value, snapshot.total_bytes)
-        self._live.value = figures + render_chart(chart, _TICK_BYTES - len(figures.encode()))
+        fresh = self._draw_chart(device, snapshot.total_bytes, _TICK_BYTES - len(figures.encode()))
+        self._live.value = figures + self._chart
         self._neighbours.value = draw.render_neighbours(use.neighbours)
         self._busy.value = draw.render_busy(self._recorder.current)
+        return fresh
+
+    def _draw_chart(self, device: int, total_bytes: int | None, max_bytes: int) -> bool:
+        """Draw the chart, unless the last one differs by less than a line's width of time."""
+        seen, now = (device, self._window.value), self._monitor.clock()
+        if seen == self._chart_seen and now - self._chart_time < self._window.value / _MOST_DRAWS:
+            return False
+        self._chart = render_chart(self._monitor.chart(device, self._window.value, total_bytes), max_bytes)
+        self._chart_seen, self._chart_time = seen, now
+        return True
 
     def _draw_not_started(self) -> None:
         devices = {}
@@ -194,8 +211,3 @@ class Panel:
             self._devices.options = options
             self._devices.value = device
         self._devices.layout.display = "" if len(options) > 1 else "none"
-
-
-def _tree(widget: w.Widget) -> list[w.Widget]:
-    children = [below for child in getattr(widget, "children", ()) for below in _tree(child)]
-    return [*children, widget]

@@ -1,7 +1,7 @@
 """The live chart: a few minutes of one device as a small SVG with the cells laid over it."""
 
 import html
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from jupyter_gpumem.sampler import Sample
@@ -10,8 +10,12 @@ from jupyter_gpumem.sizes import format_bytes
 WIDTH, HEIGHT = 300, 100
 """The SVG's own units; it is stretched to the panel's width, lines keep their thickness."""
 
-_DETAIL = ((100, 16, 60), (75, 14, 48), (60, 12, 40), (50, 10, 30), (40, 6, 24), (30, 4, 20), (20, 2, 16))
-"""Columns, cells and characters of a cell's first line: the first that fits the bytes allowed is drawn."""
+_COLUMNS = 100
+_DETAIL = ((1, 16, 60), (2, 14, 48), (2, 10, 32), (4, 8, 24), (4, 5, 20), (5, 3, 16), (10, 2, 12))
+"""Columns drawn as one, cells, characters of a cell's first line: the first that fits the bytes allowed is drawn."""
+
+Column = tuple[int, int, int, int, int]
+"""Where on the chart, and the first, lowest, highest and last size there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +51,21 @@ class Chart:
 
 def render_chart(chart: Chart, max_bytes: int = 2200) -> str:
     """Draw a chart as HTML of at most ``max_bytes`` where the least detail allows; every text is escaped."""
-    drawn = ""
-    for columns, cells, characters in _DETAIL:
-        drawn = _draw(chart, columns, cells, characters)
+    lines = [
+        _columns(chart, [(s.seconds, s.used_bytes) for s in chart.samples]),
+        _columns(chart, [(s.seconds, s.reserved_bytes) for s in chart.samples]),
+        _columns(chart, [(s.seconds, s.allocated_bytes) for s in chart.samples]),
+    ]
+    fitting, low, high = "", 0, len(_DETAIL) - 1
+    while low <= high:
+        middle = (low + high) // 2
+        together, cells, characters = _DETAIL[middle]
+        drawn = _draw(chart, [_merge(line, together) for line in lines], cells, characters)
         if len(drawn.encode()) <= max_bytes:
-            break
-    return drawn
+            fitting, high = drawn, middle - 1
+        else:
+            low = middle + 1
+    return fitting or drawn
 
 
 def scale_of(chart: Chart) -> int:
@@ -78,14 +91,10 @@ def _round_up(nbytes: int) -> int:
     return step
 
 
-def _draw(chart: Chart, columns: int, cells: int, characters: int) -> str:
+def _draw(chart: Chart, columns: Sequence[Sequence[Column]], cells: int, characters: int) -> str:
     top = scale_of(chart)
-    lines = [
-        _path("u", _columns(chart, [(s.seconds, s.used_bytes) for s in chart.samples], columns), top),
-        _path("r", _columns(chart, [(s.seconds, s.reserved_bytes) for s in chart.samples], columns), top),
-        _area("a", _columns(chart, [(s.seconds, s.allocated_bytes) for s in chart.samples], columns), top),
-        _peaks(chart, top),
-    ]
+    used, reserved, allocated = columns
+    lines = [_path("u", used, top), _path("r", reserved, top), _area("a", allocated, top), _peaks(chart, top)]
     if chart.limit_bytes is not None and chart.limit_bytes <= top:
         lines.append(f'<path class=gm-l d="M0 {_y(chart.limit_bytes, top)}h{WIDTH}"/>')
     return (
@@ -109,65 +118,72 @@ def _summary(chart: Chart) -> str:
     )
 
 
-def _columns(
-    chart: Chart, points: Iterable[tuple[float, int | None]], columns: int
-) -> Iterator[tuple[int, int, int, int]]:
-    """Thin points to columns of ``(x, first, other extreme, last)``, so that every spike stays visible."""
-    span = max(chart.end - chart.start, 1e-9)
-    current, levels = None, []
+def _columns(chart: Chart, points: Iterable[tuple[float, int | None]]) -> list[Column]:
+    """Thin points to one entry a column, so that every spike stays visible."""
+    scale = _COLUMNS / max(chart.end - chart.start, 1e-9)
+    thinned: list[Column] = []
     for seconds, nbytes in points:
         if nbytes is None:
             continue
-        column = min(max(int((seconds - chart.start) / span * columns), 0), columns)
-        if column != current and current is not None:
-            yield _column(current, columns, levels)
-            levels = [levels[-1]]
-        current = column
-        levels.append(nbytes)
-    if current is not None:
-        yield _column(current, columns, levels)
-        yield WIDTH, levels[-1], levels[-1], levels[-1]
+        at = min(max(int((seconds - chart.start) * scale), 0), _COLUMNS)
+        if thinned and thinned[-1][0] == at:
+            _at, first, low, high, _last = thinned[-1]
+            thinned[-1] = (at, first, min(low, nbytes), max(high, nbytes), nbytes)
+        else:
+            thinned.append((at, nbytes, nbytes, nbytes, nbytes))
+    return thinned
 
 
-def _column(column: int, columns: int, levels: list[int]) -> tuple[int, int, int, int]:
-    low, high = min(levels), max(levels)
-    # of the two extremes, the one that is not simply the end of the column
-    other = high if levels[-1] != high else low
-    return round(column * WIDTH / columns), levels[0], other, levels[-1]
+def _merge(columns: Sequence[Column], together: int) -> Sequence[Column]:
+    if together == 1:
+        return columns
+    merged: list[Column] = []
+    for at, first, low, high, last in columns:
+        at -= at % together
+        if merged and merged[-1][0] == at:
+            _at, first, lowest, highest, _last = merged[-1]
+            merged[-1] = (at, first, min(low, lowest), max(high, highest), last)
+        else:
+            merged.append((at, first, low, high, last))
+    return merged
 
 
 def _y(nbytes: int, top: int) -> int:
     return HEIGHT - min(max(round(nbytes * (HEIGHT - 2) / top), 0), HEIGHT - 2) - 1
 
 
-def _steps(columns: Iterable[tuple[int, int, int, int]], top: int) -> tuple[int, str]:
-    """Write columns as relative steps: a level holds until the next one."""
-    parts: list[str] = []
-    start = x = y = -1
-    for at, first, other, last in columns:
-        if start < 0:
-            start, x, y = at, at, _y(first, top)
-            parts.append(f"M{x} {y}")
-        heights = [h for h in (_y(other, top), _y(last, top))]
-        if all(h == y for h in heights) and at != WIDTH:
+def _steps(columns: Sequence[Column], top: int) -> tuple[int, str]:
+    """Write columns as relative steps from the first one's x: a level holds until the next one."""
+    if not columns:
+        return 0, ""
+    start = x = columns[0][0] * WIDTH // _COLUMNS
+    y = _y(columns[0][1], top)
+    parts = [f"M{x} {y}"]
+    for at, _first, low, high, last in columns:
+        # of the two extremes, the one that is not simply the end of the column
+        other = high if last != high else low
+        heights = (_y(other, top), _y(last, top))
+        if heights[0] == heights[1] == y:
             continue
+        at = at * WIDTH // _COLUMNS
         parts.append(f"h{at - x}" if at != x else "")
         x = at
         for height in heights:
             parts.append(f"v{height - y}" if height != y else "")
             y = height
+    parts.append(f"h{WIDTH - x}" if x != WIDTH else "")
     return start, "".join(parts)
 
 
-def _path(name: str, columns: Iterable[tuple[int, int, int, int]], top: int) -> str:
+def _path(name: str, columns: Sequence[Column], top: int) -> str:
     start, steps = _steps(columns, top)
-    return f'<path class=gm-{name} d="{steps}"/>' if start >= 0 else ""
+    return f'<path class=gm-{name} d="{steps}"/>' if steps else ""
 
 
-def _area(name: str, columns: Iterable[tuple[int, int, int, int]], top: int) -> str:
+def _area(name: str, columns: Sequence[Column], top: int) -> str:
     """Draw a line and fill what is under it; the outline runs outside the picture except on top."""
     start, steps = _steps(columns, top)
-    return f'<path class=gm-{name} d="{steps}h9V{HEIGHT + 9}H{start - 9}z"/>' if start >= 0 else ""
+    return f'<path class=gm-{name} d="{steps}h9V{HEIGHT + 9}H{start}z"/>' if steps else ""
 
 
 def _x(chart: Chart, seconds: float) -> int:
@@ -189,10 +205,10 @@ def _peaks(chart: Chart, top: int) -> str:
 def _over(chart: Chart, count: int, characters: int) -> str:
     """Lay the cells over the chart: a line at each start, its number and first line on hover."""
     groups = _groups(chart, count)
-    if not groups and not chart.kills:
-        return ""
+    if not groups:
+        return _out_of_memory(chart)
     edges = [_x(chart, group[0].started) for group in groups]
-    regions = [f"<i style=flex:{edges[0]}></i>"] if edges and edges[0] > 0 else []
+    regions = [f"<i style=flex:{edges[0]}></i>"] if edges[0] > 0 else []
     for group, left, right in zip(groups, edges, [*edges[1:], WIDTH], strict=True):
         regions.append(f'<i class=gm-c style=flex:{right - left} title="{_title(group, characters)}"></i>')
     return f"<div class=gm-cells>{''.join(regions)}</div>{_out_of_memory(chart)}"
@@ -213,13 +229,13 @@ def _groups(chart: Chart, count: int) -> list[list[CellMark]]:
 
 def _title(group: Sequence[CellMark], characters: int) -> str:
     last = group[-1]
+    line = last.first_line if len(last.first_line) <= characters else last.first_line[: characters - 1] + "…"
     if len(group) > 1:
         numbers = [str(cell.number) for cell in group if cell.number is not None]
         which = f"Cells {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{len(group)} cells"
         peak = max((cell.peak_bytes or 0) for cell in group)
-        return html.escape(f"{which}{_peak_text(peak)}")
+        return html.escape(f"{which}, last: {line}{_peak_text(peak)}")
     name = "Cell" if last.number is None else f"Cell {last.number}"
-    line = last.first_line if len(last.first_line) <= characters else last.first_line[: characters - 1] + "…"
     failed = "" if last.status == "ok" else f" — {last.status}"
     running = " (running)" if last.ended is None else ""
     return html.escape(f"{name}{running}: {line}{_peak_text(last.peak_bytes)}{failed}")

@@ -1,11 +1,12 @@
 """The parts of the panel as HTML: figures, bar, result, holders, neighbours. Every text is escaped."""
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
 from jupyter_gpumem.cells import CellRecord
+from jupyter_gpumem.holders import Holder
 from jupyter_gpumem.monitor import Neighbour, Reading, Use
 from jupyter_gpumem.render.layout import exact, shorten
 from jupyter_gpumem.sizes import format_bytes
@@ -46,7 +47,8 @@ def _host_parts(snapshot: DeviceSnapshot) -> tuple[Part, ...]:
 
 
 def _gpu_parts(snapshot: DeviceSnapshot, use: Use) -> tuple[Part, ...]:
-    used, total = snapshot.used_bytes, snapshot.total_bytes
+    total = snapshot.total_bytes
+    used = use.used_bytes if snapshot.used_bytes is None else snapshot.used_bytes
     rest = None if used is None else max(used - snapshot.reserved_bytes, 0)
     parts = [
         Part("allocated", snapshot.allocated_bytes, "a", "live tensors: torch.cuda.memory_allocated()"),
@@ -64,7 +66,7 @@ def _gpu_parts(snapshot: DeviceSnapshot, use: Use) -> tuple[Part, ...]:
     else:
         extra = min(use.own_extra_bytes, rest)
         parts += [
-            Part("context, libraries", extra, "x", "CUDA context and libraries of this process: only a restart returns it"),
+            Part("context", extra, "x", "CUDA context and libraries of this process: only a restart returns it"),
             Part("other processes", rest - extra, "o", "what everybody else holds on this device"),
         ]
     free = None if used is None or total is None else max(total - used, 0)
@@ -188,6 +190,45 @@ def render_busy(record: CellRecord | None) -> str:
         return ""
     line = html.escape(shorten(record.name, 60))
     return f'<div class=gm-busy title="Free memory frees what is safe now, the rest after the cell">running: {line}</div>'
+
+
+def render_heading(text: str) -> str:
+    """Write the heading of a section."""
+    return f"<h3>{html.escape(text)}</h3>"
+
+
+def render_holder(holder: Holder, several_devices: bool) -> str:
+    """Write one row of the holders table: size, path, where it came from, the code that gives it back."""
+    nbytes = holder.keeps_bytes or holder.shown_bytes
+    at_most = "≤ " if holder.at_most else ""
+    remedy = f"<div><code>→ {html.escape(holder.remedy)}</code></div>" if holder.remedy else ""
+    facts = html.escape(" · ".join(_facts(holder, several_devices)))
+    return (
+        f'<div class=gm-holder><b title="{exact(nbytes)}">{at_most}{format_bytes(nbytes)}</b>'
+        f'<div title="{html.escape(holder.path)}">{html.escape(shorten(holder.path, _PATH_CHARACTERS))}</div>'
+        f"<div class=gm-quiet>{facts}</div>{remedy}</div>"
+    )
+
+
+def _facts(holder: Holder, several_devices: bool) -> Iterator[str]:
+    if holder.section == "in use":
+        yield "in use"
+    if several_devices:
+        yield f"GPU {holder.device}"
+    if holder.cell is not None:
+        yield f"cell {holder.cell}"
+    if holder.note:
+        yield holder.note
+    if holder.shared_bytes:
+        yield f"shares {format_bytes(holder.shared_bytes)} with {', '.join(holder.shared_with[:3]) or 'others'}"
+
+
+def render_more(rest: Sequence[Holder]) -> str:
+    """Say how many rows are left out, and what they hold together."""
+    if not rest:
+        return ""
+    together = sum(holder.shown_bytes for holder in rest)
+    return f"<div class=gm-quiet>{len(rest)} more, {format_bytes(together)} together: <code>%gpumem leaks</code></div>"
 
 
 def render_moved() -> str:

@@ -2,9 +2,11 @@
 
 from typing import TYPE_CHECKING
 
+from jupyter_gpumem.render.layout import shorten
 from jupyter_gpumem.sizes import format_bytes, format_delta
 
 if TYPE_CHECKING:
+    from jupyter_gpumem.holders import LeakReport
     from jupyter_gpumem.release import FreeReport
 
 _STEPS = {
@@ -21,10 +23,8 @@ _STEPS = {
 def free_words(report: "FreeReport") -> tuple[str, ...]:
     """Say what came back: the bytes first, then each step that did something, then the notes."""
     to = "the system" if report.kind == "host" else "the device"
-    returned, freed = max(report.returned_bytes, 0), max(report.freed_bytes, 0)
+    returned = max(report.returned_bytes, 0)
     first = f"{format_bytes(returned)} given back to {to}" if returned else f"Nothing to give back to {to}"
-    if freed and freed != returned:
-        first += f", {format_bytes(freed)} of it from tensors" if returned > freed else f"; tensors freed {format_bytes(freed)}"
     return (first, *_step_words(report), *_name_words(report))
 
 
@@ -32,10 +32,11 @@ def _step_words(report: "FreeReport") -> list[str]:
     words = []
     for step in report.steps:
         moved = sum(c.reserved_bytes if step.key == "cache" else c.allocated_bytes for c in step.changes)
-        if moved or step.note:
-            what = f" ({', '.join(step.items)})" if step.items else ""
-            size = f" {format_delta(moved)}" if moved else ""
-            note = f" {step.note}" if step.note else ""
+        # a cell running beside it may have allocated meanwhile
+        if moved < 0 or step.note:
+            what = f" ({shorten(', '.join(step.items), 80)})" if step.items else ""
+            size = f" {format_delta(moved)}" if moved < 0 else ""
+            note = f": {step.note}" if step.note else ""
             words.append(f"{_STEPS[step.key]}{what}{size}{note}")
     return words
 
@@ -44,6 +45,14 @@ def _name_words(report: "FreeReport") -> list[str]:
     return [f"{name}: its object is still held by {', '.join(others)}" for name, others in report.other_names]
 
 
-def leak_words(report: object) -> tuple[str, ...]:
-    """Say how much is held."""
-    return ("",)
+def leak_words(report: "LeakReport") -> tuple[str, ...]:
+    """Say how much can come back and how much nobody explains, device by device."""
+    words = []
+    for device in report.devices:
+        back = sum(holder.shown_bytes for holder in device.holders)
+        first = f"{format_bytes(back)} can be given back" if back else "Nothing is kept by accident"
+        unexplained = f", {format_bytes(device.unexplained_bytes)} unexplained" if device.unexplained_bytes else ""
+        prefix = f"{device.label}: " if len(report.devices) > 1 else ""
+        words.append(f"{prefix}{first} of {format_bytes(device.allocated_bytes)} allocated{unexplained}")
+    searched = "" if report.complete else "; the search was cut short"
+    return (*(words or ["Nothing is on a device"]), f"searched in {report.seconds:.2f} s{searched}", *report.notes)

@@ -1,0 +1,416 @@
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import comm
+import ipywidgets
+import pytest
+from ipywidgets.widgets.widget import _instances
+
+from jupyter_gpumem import nvml
+from jupyter_gpumem.cells import CellRecord
+from jupyter_gpumem.errors import GpuMemError
+from jupyter_gpumem.monitor import Monitor
+from jupyter_gpumem.panel import Panel, actions
+from jupyter_gpumem.processes import ProcessName
+from jupyter_gpumem.release import Change, FreeReport, FreeStep
+from jupyter_gpumem.snapshot import DeviceSnapshot
+from jupyter_gpumem.subshell import let_clicks_use_the_subshell
+
+MIB = 1024**2
+GIB = 1024**3
+
+
+class Channel:
+    """A comm that keeps what is sent."""
+
+    def __init__(self, sent: list[dict[str, Any]], **_options: object) -> None:
+        self.comm_id = f"fake-{len(sent)}-{id(self)}"
+        self.sent = sent
+        self.kernel = object()
+
+    def send(self, data: dict[str, Any], **_options: object) -> None:
+        self.sent.append(data)
+
+    def on_msg(self, _callback: object) -> None: ...
+    def on_close(self, _callback: object) -> None: ...
+    def close(self, *_args: object, **_options: object) -> None: ...
+
+
+@dataclass
+class FakeProbe:
+    kind: str = "fake"
+    snapshots: dict[int, DeviceSnapshot] = field(default_factory=dict)
+    is_simulated: bool = False
+
+    def devices(self) -> tuple[int, ...]:
+        return tuple(self.snapshots)
+
+    def counters(self, device: int) -> dict[str, Any]:
+        return {}
+
+    def snapshot(self, device: int) -> DeviceSnapshot:
+        return self.snapshots[device]
+
+    def label(self, device: int) -> str:
+        return f"GPU {device}"
+
+    def name(self, device: int) -> str:
+        return "A <card>"
+
+    def simulated(self) -> bool:
+        return self.is_simulated
+
+    def put(self, allocated: int, reserved: int | None = None, device: int = 0, used: int | None = 8 * GIB) -> None:
+        reserved = allocated if reserved is None else reserved
+        self.snapshots[device] = DeviceSnapshot(device, allocated, reserved, used, 24 * GIB)
+
+
+@dataclass
+class FakeRecorder:
+    records: list[CellRecord] = field(default_factory=list)
+    on_start: list[Any] = field(default_factory=list)
+    on_end: list[Any] = field(default_factory=list)
+    current: CellRecord | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.current is not None
+
+
+@dataclass
+class Setup:
+    """A panel whose clock, devices and cells are the test's, and whose thread never runs."""
+
+    panel: Panel
+    probe: FakeProbe
+    recorder: FakeRecorder
+    sent: list[dict[str, Any]]
+    now: list[float]
+    loop: list[Callable[[], None]]
+    widgets_before: set[str]
+
+    def tick(self, seconds: float = 0.5) -> list[dict[str, Any]]:
+        """Let time pass, tick once, and return what was sent."""
+        self.now[0] += seconds
+        self.sent.clear()
+        self.panel._sampler.step()
+        assert self.panel._sampler.failure is None
+        return list(self.sent)
+
+    def look(self) -> None:
+        self.panel._sampler.start = lambda: None  # type: ignore[method-assign]  # ticks are the test's
+        self.panel.set_seen_in_sidebar(True)
+
+    @property
+    def html(self) -> str:
+        return "".join(widget.value for widget in walk(self.panel.widget) if isinstance(widget, ipywidgets.HTML))
+
+    def button(self, text: str) -> Any:
+        return next(b for b in walk(self.panel.widget) if getattr(b, "description", None) == text)
+
+    def click(self, text: str) -> str:
+        """Press a toggle button as a front end does, and return the answer."""
+        self.button(text).set_state({"value": True})
+        return next(w.value for w in walk(self.panel.widget) if "gm-answer" in w._dom_classes)
+
+
+def walk(widget: Any) -> Iterator[Any]:
+    yield widget
+    for child in getattr(widget, "children", ()):
+        yield from walk(child)
+
+
+@pytest.fixture
+def setup(monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
+    sent: list[dict[str, Any]] = []
+    now, loop = [1000.0], []
+    monkeypatch.setattr(comm, "create_comm", lambda **options: Channel(sent, **options))
+    monkeypatch.setattr(nvml, "read_device", lambda _device, **_options: None)
+    monkeypatch.setattr(nvml, "device_count", lambda: 0)
+    probe, recorder = FakeProbe(), FakeRecorder()
+    probe.put(GIB)
+    shell = SimpleNamespace(kernel=SimpleNamespace(io_loop=SimpleNamespace(add_callback=lambda f, *a: loop.append(lambda: f(*a)))))
+    monitor = Monitor(recorder, clock=lambda: now[0], wall=lambda: 0.0, probe=lambda: probe)  # type: ignore[arg-type]  # fakes
+    widgets_before = set(_instances)
+    panel = Panel(shell, recorder, SimpleNamespace(interval=0.5), monitor=monitor)  # type: ignore[arg-type]  # fakes
+    panel._actions._clock = lambda: now[0]
+    yield Setup(panel, probe, recorder, sent, now, loop, widgets_before)
+    panel.close()
+
+
+def content_bytes(sent: list[dict[str, Any]]) -> int:
+    import json
+
+    return sum(len(json.dumps(message, ensure_ascii=False).encode()) for message in sent)
+
+
+def record(number: int, started: float, ended: float | None, name: str = "x = f()") -> CellRecord:
+    return CellRecord(name, started, 0.0, number=number, ended=ended, seconds=None if ended is None else ended - started)
+
+
+def free_report(returned: int, **options: Any) -> FreeReport:
+    steps = (FreeStep("garbage", ("2 cycles",), (Change(0, -returned, 0),)), FreeStep("cache", (), (Change(0, 0, -returned),)))
+    before, after = DeviceSnapshot(0, GIB, GIB, None, None), DeviceSnapshot(0, GIB - returned, GIB - returned, None, None)
+    return FreeReport((before,), steps, (after,), **options)
+
+
+def test_nothing_is_drawn_and_no_thread_runs_before_anybody_looks(setup: Setup) -> None:
+    assert not setup.panel._sampler.running
+    assert setup.tick() == []
+
+
+def test_a_tick_draws_the_figures_of_the_device(setup: Setup) -> None:
+    setup.look()
+    setup.probe.put(GIB, 3 * GIB)
+    setup.tick()
+    for text in ("GPU 0", "1.00 GiB", "2.00 GiB", "24.0 GiB", "outside torch", "5.00 GiB", "16.0 GiB"):
+        assert text in setup.html
+    assert "1,073,741,824 bytes" in setup.html
+
+
+def test_nothing_is_sent_while_nothing_has_changed(setup: Setup) -> None:
+    setup.look()
+    setup.tick()
+    setup.tick()
+    assert [setup.tick() for _ in range(50)] == [[]] * 50
+
+
+def test_a_change_is_one_small_message(setup: Setup) -> None:
+    setup.look()
+    setup.tick()
+    for step in range(300):
+        setup.probe.put((step * 7919) % 23 * GIB + step * MIB, 23 * GIB, used=23 * GIB + step)
+        setup.recorder.records.append(record(step, setup.now[0], setup.now[0] + 0.4, "model = Net(width=4096)  # " + "x" * 80))
+        sent = setup.tick()
+        assert len(sent) == 1
+        assert content_bytes(sent) <= 2600
+
+
+def test_eight_busy_devices_fit_the_same_budget(setup: Setup) -> None:
+    setup.look()
+    for device in range(8):
+        setup.probe.put(device * GIB, device=device)
+    setup.tick()
+    for step in range(100):
+        for device in range(8):
+            setup.probe.put((step * 7919 + device) % 23 * GIB, 23 * GIB, device, used=23 * GIB)
+        assert content_bytes(setup.tick()) <= 2600
+
+
+def test_pause_stops_drawing_and_resume_shows_what_was_missed(setup: Setup) -> None:
+    setup.look()
+    setup.tick()
+    setup.button("Pause").set_state({"value": True})
+    setup.probe.put(5 * GIB)
+    assert setup.tick() == []
+    setup.probe.put(2 * GIB)
+    setup.tick()
+    setup.button("Resume").set_state({"value": False})
+    setup.tick()
+    assert "2.00 GiB" in setup.html
+    assert "5.00 GiB at most" in setup.html
+
+
+def test_nothing_is_sent_while_no_front_end_shows_it_but_samples_go_on(setup: Setup) -> None:
+    setup.look()
+    setup.tick()
+    setup.panel.set_seen_in_sidebar(False)
+    setup.probe.put(6 * GIB)
+    assert setup.tick() == []
+    setup.probe.put(GIB)
+    assert setup.tick() == []
+    setup.panel.set_seen_in_sidebar(True)
+    setup.tick()
+    assert "6.00 GiB at most" in setup.html
+
+
+def test_several_devices_can_be_chosen_from_and_one_needs_no_choice(setup: Setup) -> None:
+    setup.look()
+    setup.tick()
+    chooser = setup.panel._devices
+    assert chooser.layout.display == "none"
+    setup.probe.put(7 * GIB, device=3)
+    setup.tick()
+    assert [label for label, _device in chooser.options] == ["GPU 0", "GPU 3"]
+    assert chooser.layout.display == ""
+    chooser.value = 3
+    setup.tick()
+    assert "<b>GPU 3</b>" in setup.html
+
+
+def test_the_simulated_gpu_is_called_simulated(setup: Setup) -> None:
+    setup.look()
+    setup.tick()
+    assert ">simulated<" not in setup.html
+    setup.probe.is_simulated = True
+    setup.tick()
+    assert ">simulated<" in setup.html
+
+
+def test_before_cuda_has_started_it_says_so_and_names_what_nvml_knows(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "device_count", lambda: 1)
+    use = nvml.DeviceUse("NVIDIA <L4>", None, 0, 24 * GIB, None, None, False, None)
+    monkeypatch.setattr(nvml, "read_device", lambda _device, **_options: use)
+    setup.look()
+    setup.probe.snapshots.clear()
+    setup.tick()
+    assert "CUDA not started" in setup.html
+    assert "NVIDIA &lt;L4&gt; 24.0 GiB" in setup.html
+    assert setup.tick() == []
+    setup.probe.put(GIB)
+    setup.tick()
+    assert "CUDA not started" not in setup.html
+
+
+def test_the_neighbours_are_named_with_their_notebook(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    from jupyter_gpumem import monitor
+
+    uses = (nvml.ProcessUse(4242, 3 * GIB), nvml.ProcessUse(77, None))
+    use = nvml.DeviceUse("card", None, 8 * GIB, 24 * GIB, None, uses, True, 2 * GIB)
+    names = {4242: ProcessName(4242, "python -m ipykernel", "me", "<b>old</b>.ipynb"), 77: ProcessName(77)}
+    monkeypatch.setattr(nvml, "read_device", lambda _device, **_options: use)
+    monkeypatch.setattr(monitor, "name_processes", lambda pids: tuple(names[pid] for pid in pids))
+    setup.look()
+    setup.tick()
+    for text in ("&lt;b&gt;old&lt;/b&gt;.ipynb", "pid 4242", "3.00 GiB", "not visible from here", "unknown"):
+        assert text in setup.html
+    assert "context" in setup.html
+
+
+def test_a_running_cell_is_named_and_its_text_is_escaped(setup: Setup) -> None:
+    setup.look()
+    setup.recorder.current = record(3, setup.now[0], None, "<script>bad()</script>")
+    setup.tick()
+    assert "running: &lt;script&gt;bad()&lt;/script&gt;" in setup.html
+    setup.recorder.current = None
+    setup.tick()
+    assert "running:" not in setup.html
+
+
+def test_in_host_mode_the_chart_stands_still_for_a_few_bytes(setup: Setup) -> None:
+    setup.probe.kind = "host"
+    setup.probe.put(100 * MIB + 5)
+    setup.look()
+    setup.tick()
+    setup.tick()
+    setup.probe.put(100 * MIB + 4097)
+    assert setup.tick() == []
+    assert "this process" in setup.html
+
+
+def test_free_memory_answers_in_words_with_the_bytes(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jupyter_gpumem.release.free", lambda _shell: free_report(512 * MIB))
+    answer = setup.click("Free memory")
+    assert "512 MiB given back to the device" in answer
+    assert "garbage (2 cycles) −512 MiB" in answer
+    assert setup.button("Free memory").value is False
+
+
+def test_beside_a_running_cell_only_what_is_safe_is_freed(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jupyter_gpumem.release.free", lambda _shell: pytest.fail("a cell is running"))
+    monkeypatch.setattr("jupyter_gpumem.release.free_running", lambda: free_report(MIB, while_running=True))
+    setup.recorder.current = record(1, 0.0, None)
+    assert "names, outputs and errors are left alone" in setup.click("Free memory")
+
+
+def test_a_cache_that_has_to_wait_is_returned_when_the_cell_ends(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    from jupyter_gpumem.release import CACHE_WAITS
+
+    waiting = FreeReport((), (FreeStep("cache", (), (), CACHE_WAITS),), (), while_running=True)
+    monkeypatch.setattr("jupyter_gpumem.release.free_running", lambda: waiting)
+    monkeypatch.setattr("jupyter_gpumem.release.free_cache", lambda: free_report(3 * MIB))
+    setup.recorder.current = cell = record(1, 0.0, None)
+    setup.click("Free memory")
+    setup.recorder.current = None
+    for listener in setup.recorder.on_end:
+        listener(cell, None)
+    assert len(setup.loop) == 1
+    setup.loop.pop()()
+    assert "3.00 MiB given back" in setup.html
+
+
+def test_two_queued_clicks_free_once_and_a_later_one_again(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr("jupyter_gpumem.release.free", lambda _shell: (calls.append(1), free_report(MIB))[1])
+    setup.click("Free memory")
+    setup.click("Free memory")
+    assert len(calls) == 1
+    assert setup.button("Free memory").value is False
+    setup.now[0] += 1
+    setup.click("Free memory")
+    assert len(calls) == 2
+
+
+def test_a_click_within_a_click_does_nothing(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def free(_shell: object) -> FreeReport:
+        calls.append(1)
+        setup.now[0] += 5
+        setup.click("Find leaks")
+        return free_report(MIB)
+
+    monkeypatch.setattr("jupyter_gpumem.release.free", free)
+    assert "1.00 MiB given back" in setup.click("Free memory")
+    assert calls == [1]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"), [(GpuMemError("no such name"), "no such name"), (KeyError("<k>"), "That failed: KeyError: &#x27;&lt;k&gt;&#x27;")]
+)
+def test_a_click_that_fails_says_so_in_the_panel(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
+) -> None:
+    def free(_shell: object) -> FreeReport:
+        raise error
+
+    monkeypatch.setattr("jupyter_gpumem.release.free", free)
+    assert words in setup.click("Free memory")
+
+
+def test_find_leaks_waits_for_the_running_cell_and_looks_queued(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup.recorder.current = cell = record(1, 0.0, None)
+    assert "waits for the running cell" in setup.click("Find leaks")
+    assert setup.button("Find leaks").value is True
+    monkeypatch.setattr(actions.Actions, "_find_leaks", lambda _self: ("found",))
+    setup.recorder.current = None
+    setup.now[0] += 5
+    for listener in setup.recorder.on_end:
+        listener(cell, None)
+    setup.loop.pop()()
+    assert setup.button("Find leaks").value is False
+
+
+def test_closing_leaves_no_widget_no_thread_and_no_listener(setup: Setup) -> None:
+    setup.panel.set_seen_in_sidebar(True)
+    setup.panel.close()
+    setup.panel.close()
+    assert not setup.panel._sampler.running
+    assert setup.recorder.on_end == []
+    assert set(_instances) <= setup.widgets_before
+
+
+def test_the_subshell_override_is_a_no_op_without_the_private_name() -> None:
+    class Old:
+        comm = SimpleNamespace()
+
+    class New:
+        comm = SimpleNamespace(_reply_subshell_for=lambda data, default: "main")
+
+    let_clicks_use_the_subshell(Old)
+    let_clicks_use_the_subshell(New)
+    assert not vars(Old.comm)
+    assert New.comm._reply_subshell_for({}, "the front end's") == "the front end's"
+
+
+def test_neither_matplotlib_nor_torch_is_imported_by_it(kernel: Any) -> None:
+    kernel.run("from jupyter_gpumem.cells import CellRecorder; import types, sys")
+    kernel.run("from jupyter_gpumem.panel import Panel")
+    kernel.run("p = Panel(get_ipython(), CellRecorder(), types.SimpleNamespace(interval=0.5)); p.show(); p._sampler.step()")
+    assert kernel.run("[m for m in ('torch', 'matplotlib', 'pandas') if m in sys.modules]").result == "[]"
+    assert kernel.run("p._sampler.failure").result is None
+    assert kernel.run("p.close(); p._sampler.running").result == "False"
+    assert "gpumem" not in sys.modules["__main__"].__dict__
