@@ -81,8 +81,9 @@ def activate(memory: str | int = "24GiB", devices: int = 1) -> None:
     with _lock:
         if _running is None:
             _check_process(devices)
-            _running = _start(memory_bytes, devices)
-            _import_torch(_running)
+            running = _start(memory_bytes, devices)
+            _import_torch(running.folder)
+            _running = running
         elif (_running.memory_bytes, _running.devices) != (memory_bytes, devices):
             raise GpuMemError(
                 f"the simulated GPU is on already, {_running.devices} with "
@@ -143,7 +144,7 @@ def _checked(memory: str | int, devices: int) -> int:
             f"a simulated GPU has from {format_bytes(_MIN_BYTES)} to {format_bytes(_MAX_BYTES)}, "
             f"not {format_bytes(memory_bytes)}"
         )
-    if not isinstance(devices, int) or isinstance(devices, bool) or not 1 <= devices <= _MAX_DEVICES:
+    if type(devices) is not int or not 1 <= devices <= _MAX_DEVICES:
         raise GpuMemError(f"the number of simulated GPUs is from 1 to {_MAX_DEVICES}, not {devices!r}")
     return memory_bytes
 
@@ -161,8 +162,13 @@ def _check_process(devices: int) -> None:
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
         if _is_loaded(name):
             raise GpuMemError(
-                f"the real {name} is in use in this process; "
-                "restart the kernel and simulate in the first cell"
+                f"{name} is in use in this process already; restart the kernel and simulate in the first cell"
+            )
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        if "cudaMallocAsync" in os.environ.get(name, ""):
+            raise GpuMemError(
+                f"{name} asks for cudaMallocAsync, which is not simulated; "
+                "leave the backend out and try again"
             )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and not _shows_all(visible, devices):
@@ -192,9 +198,17 @@ def _start(memory_bytes: int, devices: int) -> _Running:
 
     libraries = build(find_torch())
     # global, and before torch: the first definition of a symbol wins over the CUDA libraries torch brings
-    cuda = ctypes.CDLL(str(libraries.cuda), mode=ctypes.RTLD_GLOBAL)
-    nvml = ctypes.CDLL(str(libraries.nvml), mode=ctypes.RTLD_GLOBAL)
-    nvrtc = ctypes.CDLL(str(libraries.nvrtc), mode=ctypes.RTLD_GLOBAL)
+    try:
+        loaded = tuple(
+            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+            for path in (libraries.cuda, libraries.nvml, libraries.nvrtc)
+        )
+    except OSError as error:
+        raise GpuMemError(
+            f"the simulated GPU cannot be loaded ({error}); "
+            "set XDG_CACHE_HOME to a folder from which programs may run"
+        ) from error
+    cuda = loaded[0]
     cuda.sim_sizes_read.restype = ctypes.c_ulonglong
     context_bytes = min(_CONTEXT_BYTES, memory_bytes // 8)
     if cuda.sim_start(
@@ -203,16 +217,18 @@ def _start(memory_bytes: int, devices: int) -> _Running:
         raise GpuMemError(
             "this process may not reserve the address space of the simulated GPU; lift ulimit -v"
         )
-    return _Running((cuda, nvml, nvrtc), libraries.cuda.parent, memory_bytes, devices)
+    return _Running(loaded, libraries.cuda.parent, memory_bytes, devices)
 
 
-def _import_torch(running: _Running) -> None:
+def _import_torch(folder: Path) -> None:
     # what is "compiled" at run time here is empty, and must not be found by a later run on a device
     os.environ["USE_PYTORCH_KERNEL_CACHE"] = "0"
     # triton, under torch.compile, links what it compiles to the driver and looks for its file
-    os.environ["TRITON_LIBCUDA_PATH"] = str(running.folder)
-    import torch
-
+    os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
+    try:
+        import torch
+    except ImportError as error:
+        raise GpuMemError(f"torch cannot be imported ({error}); repair it and restart the kernel") from error
     torch.backends.cudnn.enabled = False
     torch.backends.cuda.enable_cudnn_sdp(False)
 

@@ -10,7 +10,8 @@ struct device {
 
 static struct device devices[SIM_MAX_DEVICES];
 static struct sim_other others[SIM_MAX_OTHERS];
-static int other_count, nvml_fault;
+static int other_count;
+static enum sim_fault nvml_fault;
 static unsigned utilization;
 static unsigned long long context_bytes;
 static unsigned owner;
@@ -36,7 +37,7 @@ int sim_start(int count, unsigned long long total, unsigned long long context)
 }
 
 void sim_set_context(unsigned long long bytes) { context_bytes = bytes; }
-void sim_set_nvml_fault(int fault) { nvml_fault = fault; }
+void sim_set_nvml_fault(int fault) { nvml_fault = (enum sim_fault)fault; }
 void sim_set_utilization(unsigned percent) { utilization = percent; }
 
 void sim_set_others(const struct sim_other *list, int count)
@@ -104,7 +105,7 @@ void sim_usage(int device, struct sim_usage *out)
 
 int sim_device_count(void) { return sim_devices; }
 unsigned sim_owner(void) { return owner; }
-int sim_nvml_fault(void) { return nvml_fault; }
+enum sim_fault sim_nvml_fault(void) { return nvml_fault; }
 unsigned sim_utilization(void) { return utilization; }
 
 int sim_others(struct sim_other *out)

@@ -2,24 +2,14 @@
  *
  * NVML's header comes with no package, so the few structures are declared here as its documentation lays them out.
  */
+#include "usage.h"
 #include <stdio.h>
 #include <string.h>
 
 typedef void *device_t;
 enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
        GPU_IS_LOST = 15 };
-enum { FAULT_NONE, FAULT_NOT_SUPPORTED, FAULT_NO_PERMISSION, FAULT_GPU_LOST, FAULT_UNKNOWN_MEMORY,
-       FAULT_NO_PROCESSES }; /* in the order of jupyter_gpumem.simgpu.NVML_FAULTS */
 #define NOT_AVAILABLE (~0ull) /* NVML_VALUE_NOT_AVAILABLE: the driver does not tell */
-
-struct sim_usage { unsigned long long total, used, process; int awake; };
-struct sim_other { unsigned pid; int device; unsigned long long bytes; };
-void sim_usage(int device, struct sim_usage *out);
-int sim_device_count(void);
-int sim_others(struct sim_other *out);
-unsigned sim_owner(void);
-int sim_nvml_fault(void);
-unsigned sim_utilization(void);
 
 static int index_of(device_t device) { return (int)(long)device - 1; }
 
@@ -155,10 +145,10 @@ struct process { unsigned pid; unsigned long long bytes; unsigned gpu_instance, 
 struct process_v1 { unsigned pid; unsigned long long bytes; };
 
 /* This process once it has a context on the device, then the others a test has set. */
-static int list_processes(int device, struct process list[32])
+static int list_processes(int device, struct process list[SIM_MAX_OTHERS + 1])
 {
     struct sim_usage usage;
-    struct sim_other others[16];
+    struct sim_other others[SIM_MAX_OTHERS];
     int count = 0, hidden = sim_nvml_fault() == FAULT_NO_PROCESSES, blind = sim_nvml_fault() == FAULT_UNKNOWN_MEMORY;
     sim_usage(device, &usage);
     if (usage.awake && !hidden)
@@ -173,7 +163,7 @@ static int list_processes(int device, struct process list[32])
 
 static int processes(device_t device, unsigned *room, void *out, size_t size)
 {
-    struct process list[32];
+    struct process list[SIM_MAX_OTHERS + 1];
     if (fault())
         return fault();
     const unsigned count = (unsigned)list_processes(index_of(device), list), space = *room;

@@ -12,36 +12,21 @@
 #include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "usage.h"
 
 #if CUDART_VERSION / 1000 != SIM_CUDA_MAJOR
 #error "these CUDA headers are of another major version than the CUDA that torch was built for"
 #endif
 
-#define SIM_MAX_DEVICES 16
-#define SIM_MAX_OTHERS 16
 #define SIM_PAGE ((size_t)2 << 20) /* physical memory is handed out in 2 MiB pages, as on real cards */
 
 /* ---- devices (device.c) ---- */
-struct sim_other { unsigned pid; int device; unsigned long long bytes; };
-
 extern int sim_devices;
 extern __thread int sim_current;
 cudaError_t sim_fail(cudaError_t error);  /* remember it for cudaGetLastError and return it */
 void sim_wake(int device);                /* create the primary context, as the first real use does */
 int sim_take(int device, size_t bytes);   /* 0, or -1 when the budget is used up */
 void sim_give(int device, size_t bytes);
-
-/* What nvml.c reads; it is a library of its own because it needs a soname of its own. */
-struct sim_usage {
-    unsigned long long total, used, process; /* bytes: of the card, in use by all, in use by this process */
-    int awake;
-};
-void sim_usage(int device, struct sim_usage *out);
-int sim_device_count(void);
-int sim_others(struct sim_other *out); /* how many were written, at most SIM_MAX_OTHERS */
-unsigned sim_owner(void);              /* the process that activated; a forked child is not on the card */
-int sim_nvml_fault(void);
-unsigned sim_utilization(void);
 
 /* ---- ordered address ranges (space.c); the caller holds sim_lock ---- */
 struct sim_range { uintptr_t start; size_t bytes; int device; };
