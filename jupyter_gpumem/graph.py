@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal
 
+from jupyter_gpumem.attributes import plain_attribute
 from jupyter_gpumem.heap import Clock, Heap, subclasses_of, type_mro, type_namespace
 
-Link = Literal["gradient", "graph", "next", "saved", "hook", "variable", "inner", "script"]
+Link = Literal["gradient", "graph", "next", "saved", "hook", "variable", "inner", "base", "storage", "script"]
 """How the C++ side refers to something."""
 
 _Getter = Callable[[Any], Any]
@@ -104,6 +105,8 @@ class _Reader:
         self._retains: _Getter = fields["retains_grad"].__get__
         self._grad: _Getter = fields["grad"].__get__
         self._grad_fn: _Getter = fields["grad_fn"].__get__
+        self._base: _Getter = fields["_base"].__get__
+        self._storage_of: _Getter = fields["untyped_storage"]
         self._saved_type: type = torch._C._autograd.SavedTensor
         self._saved_readable = "data" in type_namespace(self._saved_type)
         self._readers: dict[int, tuple[bool, Callable[[Any], list[tuple[Any, Link]]]]] = {}
@@ -115,7 +118,8 @@ class _Reader:
     def is_known(self, kind: type) -> bool:
         """Tell whether objects of a type have C++ references to follow."""
         address = id(kind)
-        return address in self._tensors or address in self._nodes or self._learn_node(kind)
+        known = address in self._tensors or address in self._storages or address in self._nodes
+        return known or self._learn_node(kind)
 
     def of(self, kind: type) -> tuple[bool, Callable[[Any], list[tuple[Any, Link]]]]:
         """Return whether a type is a tensor's and how to read its references."""
@@ -135,7 +139,7 @@ class _Reader:
 
     def _learn_node(self, kind: type) -> bool:
         # a node type of a C++ extension comes to Python when its first node does
-        if any("next_functions" in type_namespace(base) for base in type_mro(kind)):
+        if is_node_type(kind):
             self._nodes[id(kind)] = kind
             return True
         return False
@@ -152,9 +156,16 @@ class _Reader:
             node = self._grad_fn(tensor)
             if node is not None:
                 links.append((node, "graph"))
+            base = self._base(tensor)
+            if base is not None:
+                links.append((base, "base"))
         except Exception as error:
             self.unread.add(f"the graph of a tensor: {type(error).__name__}")
-        links.extend((inner, "inner") for inner in self._wrapped(tensor))
+        try:
+            # the storage's Python object stays with it once it was asked for: its holder is the tensor
+            links.append((self._storage_of(tensor), "storage"))
+        except Exception:  # sparse, lazy, wrapped or what a user's class makes of it
+            links.extend((inner, "inner") for inner in self._wrapped(tensor))
         return links
 
     def _wrapped(self, tensor: Any) -> list[Any]:
@@ -212,7 +223,7 @@ class _Reader:
     def _script(self, module: Any) -> list[tuple[Any, Link]]:
         """Return the parameters and buffers of a ScriptModule, which live in C++ only."""
         try:
-            cpp = type_namespace(self._torch.nn.Module)["__dict__"].__get__(module).get("_c")
+            cpp = plain_attribute(module, "_c")
             if cpp is None:
                 return []
             native = self._torch._C
@@ -221,6 +232,11 @@ class _Reader:
         except Exception as error:
             self.unread.add(f"a script module: {type(error).__name__}")
             return []
+
+
+def is_node_type(kind: type) -> bool:
+    """Tell whether a type is that of an autograd node: they have no common base class."""
+    return any("next_functions" in type_namespace(base) for base in type_mro(kind))
 
 
 def _is_user_class(kind: type) -> bool:

@@ -1,11 +1,12 @@
 """The census of live storages: each piece of tensor memory once, and what it is for."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal
 
+from jupyter_gpumem.attributes import plain_attribute
 from jupyter_gpumem.device import current_probe, torch_module
 from jupyter_gpumem.graph import LiveGraph, live_graph, plain_reads
 from jupyter_gpumem.heap import Clock, Heap, OutOfTimeError, collector_paused, subclasses_of, type_namespace
@@ -59,8 +60,8 @@ class Facts:
     """What is known of one storage while a scan is under way."""
 
     nbytes: int
-    reached: Reach
-    tensors: int = 1
+    reached: Reach = "tensor"
+    tensors: int = 0
     uses: int | None = None
     """How many C++ tensors share it, where torch tells."""
     role: Role = "other"
@@ -75,9 +76,14 @@ class LiveTensors:
     graph: LiveGraph
     storages: dict[Key, Facts] = field(default_factory=dict)
     keys: dict[int, tuple[Key, ...]] = field(default_factory=dict)
-    """The storages of a tensor or storage object, by its address."""
+    """The storages that an object is or, where it has no storage object, stands for, by its address."""
+    keys_of_tensors: dict[int, tuple[Key, ...]] = field(default_factory=dict)
     modules: list[Any] = field(default_factory=list)
     optimizers: list[Any] = field(default_factory=list)
+
+    def keys_of(self, address: int) -> tuple[Key, ...]:
+        """Return the storages of a tensor or storage object."""
+        return self.keys.get(address) or self.keys_of_tensors.get(address, ())
 
     def census(self) -> Census:
         """Return the storages as values that hold nothing."""
@@ -119,30 +125,43 @@ def live_tensors(heap: Heap, torch: ModuleType, kind: str, clock: Clock) -> Live
     """Find the tensors of a heap, read their storages, and tell what each storage is for."""
     live = LiveTensors(kind, live_graph(heap, torch, clock))
     reader = StorageReader(torch, kind)
-    reach = _reaches(live.graph)
     with plain_reads(torch):
         for address, item in live.graph.objects.items():
             found = reader.storages_of(item)
             if found:
                 live.keys[address] = tuple(key for key, _nbytes, _uses in found)
                 for key, nbytes, uses in found:
-                    _count(live.storages, key, nbytes, uses, reach.get(address, "tensor"))
+                    _count(live.storages, key, nbytes, uses)
     live.graph.unread |= reader.unread
+    _count_tensors(live)
     live.modules = heap.of_kinds(subclasses_of(torch.nn.Module))
     live.optimizers = heap.of_kinds(subclasses_of(torch.optim.Optimizer))
     _assign_roles(live, torch)
     return live
 
 
-def _count(storages: dict[Key, Facts], key: Key, nbytes: int, uses: int | None, reached: Reach) -> None:
+def _count(storages: dict[Key, Facts], key: Key, nbytes: int, uses: int | None) -> None:
     facts = storages.get(key)
     if facts is None:
-        storages[key] = Facts(nbytes, reached, uses=uses)
-        return
-    facts.tensors += 1
-    facts.nbytes = max(facts.nbytes, nbytes)
-    if facts.reached == "tensor":
-        facts.reached = reached
+        storages[key] = Facts(nbytes, uses=uses)
+    else:
+        facts.nbytes = max(facts.nbytes, nbytes)
+        if uses is not None:
+            facts.uses = uses + (facts.uses or 0)
+
+
+def _count_tensors(live: LiveTensors) -> None:
+    """Give each tensor the key of its storage, and count the tensors of each storage."""
+    reach = _reaches(live.graph)
+    for address in live.graph.tensors:
+        for child, how in live.graph.links.get(address, ()):
+            if how == "storage":
+                live.keys_of_tensors[address] = live.keys.get(id(child), ())
+        for key in live.keys_of(address):
+            facts = live.storages[key]
+            facts.tensors += 1
+            if facts.reached == "tensor":
+                facts.reached = reach.get(address, "tensor")
 
 
 def _reaches(graph: LiveGraph) -> dict[int, Reach]:
@@ -171,19 +190,21 @@ class StorageReader:
         self._use_count = getattr(torch._C, "_storage_Use_Count", None)
 
     def storages_of(self, item: Any) -> list[tuple[Key, int, int | None]]:
-        """Return key, bytes and C++ use count of each storage of the searched kind that ``item`` stands for."""
+        """Return key, bytes and C++ users of the storage that ``item`` is, or of the parts of a tensor without one."""
         kind = id(type(item))
-        if kind in self._tensors:
-            try:
-                return self._of_storage(self._storage_of(item))
-            except Exception:
-                return self._of_parts(item)
         if kind in self._storages:
             try:
                 return self._of_storage(item)
             except Exception as error:
-                self.unread.add(f"a storage: {type(error).__name__}")
+                self._note(item, error)
+        elif kind in self._tensors:
+            return self._of_parts(item)
         return []
+
+    def _note(self, item: object, error: Exception) -> None:
+        # the storage of a wrapper that has no memory of its own says so in one of these ways
+        if not isinstance(error, (ValueError, NotImplementedError, RuntimeError)):
+            self.unread.add(f"a {type.__dict__['__name__'].__get__(type(item))}: {type(error).__name__}")
 
     def _of_storage(self, storage: Any) -> list[tuple[Key, int, int | None]]:
         device = self._device_of(storage)
@@ -197,21 +218,23 @@ class StorageReader:
 
     def _of_parts(self, tensor: Any) -> list[tuple[Key, int, int | None]]:
         """Read a sparse or nested tensor, which has no storage of its own, through its parts."""
-        found: list[tuple[Key, int, int | None]] = []
         try:
-            for part in self._parts(tensor):
-                found += self._of_storage(self._storage_of(part))
+            layout = str(self._layout(tensor))
+            if layout == "torch.strided" and not self._is_nested(tensor):
+                return []
+            return [
+                (key, nbytes, None)
+                for part in self._parts(tensor, layout)
+                for key, nbytes, _uses in self._of_storage(self._storage_of(part))
+            ]
         except Exception as error:
-            # a lazy parameter, a wrapper whose inner tensors Python sees anyhow, or something new
-            if not isinstance(error, (ValueError, NotImplementedError)):
-                self.unread.add(f"a {type.__dict__['__name__'].__get__(type(tensor))}: {type(error).__name__}")
-        return found
+            self._note(tensor, error)
+            return []
 
-    def _parts(self, tensor: Any) -> Iterator[Any]:
+    def _parts(self, tensor: Any, layout: str) -> Iterator[Any]:
         fields = type_namespace(self._torch._C.TensorBase)
-        layout = self._layout(tensor)
         with self._torch.no_grad():
-            for name in _PARTS.get(str(layout), ("values",) if self._is_nested(tensor) else ()):
+            for name in _PARTS.get(layout, ("values",)):
                 yield fields[name](tensor)
 
 
@@ -234,13 +257,13 @@ def _assign_roles(live: LiveTensors, torch: ModuleType) -> None:
             if how == "saved":
                 _mark(live, (child,), "saved for backward", type(objects[address]).__name__)
     for optimizer in live.optimizers:
-        state = _instance_namespace(torch.optim.Optimizer, optimizer).get("state")
+        state = plain_attribute(optimizer, "state")
         _mark(live, _nested_values(state), "optimizer state", type.__dict__["__name__"].__get__(type(optimizer)))
     for found in links.values():
         _mark(live, (child for child, how in found if how == "gradient"), "gradient", None)
     for attribute, role in (("_buffers", "buffer"), ("_parameters", "parameter")):
         for module in live.modules:
-            values = _instance_namespace(torch.nn.Module, module).get(attribute)
+            values = plain_attribute(module, attribute)
             if isinstance(values, dict):
                 _mark(live, tuple(values.values()), role, None)
     _mark_scripts(live, torch)
@@ -261,7 +284,7 @@ def _mark(live: LiveTensors, tensors: Iterable[Any], role: Any, owner: str | Non
         if id(item) in seen or id(item) not in live.graph.objects:
             continue
         seen.add(id(item))
-        for key in live.keys.get(id(item), ()):
+        for key in live.keys_of(id(item)):
             live.storages[key].role, live.storages[key].owner = role, owner
         stack.extend(_inner_tensors(live, item))
 
@@ -269,19 +292,13 @@ def _mark(live: LiveTensors, tensors: Iterable[Any], role: Any, owner: str | Non
 def _inner_tensors(live: LiveTensors, tensor: Any) -> Iterator[Any]:
     """Give the tensors inside a wrapper: attributes of a subclass, or what functorch wraps."""
     yield from (child for child, how in live.graph.links.get(id(tensor), ()) if how == "inner")
-    if "__module__" in type_namespace(type(tensor)) and id(tensor) not in live.keys:
+    if "__module__" in type_namespace(type(tensor)) and not live.keys_of(id(tensor)):
         import gc
 
         for held in gc.get_referents(tensor):
             for inner in held.values() if type(held) is dict else (held,):
                 if id(inner) in live.graph.tensors:
                     yield inner
-
-
-def _instance_namespace(base: type, instance: Any) -> Mapping[str, Any]:
-    """Read the attributes of an instance of ``base`` without asking its class."""
-    namespace: Mapping[str, Any] = type_namespace(base)["__dict__"].__get__(instance)
-    return namespace
 
 
 def _nested_values(state: Any) -> Iterator[Any]:
@@ -302,3 +319,27 @@ def _nested_values(state: Any) -> Iterator[Any]:
             for value in values:
                 depth[id(value)] = level + 1
                 stack.append(value)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """What a report says of one tensor; ``nbytes`` are its own elements, not its storage."""
+
+    nbytes: int
+    elements: int
+    node: str | None
+    """The graph node that made it, None for a tensor without a graph."""
+
+
+def tensor_facts(tensor: object, torch: ModuleType) -> TensorFacts | None:
+    """Read size and graph of a tensor, None for anything else and for what does not tell."""
+    if not issubclass(type(tensor), torch._C.TensorBase):
+        return None
+    fields = type_namespace(torch._C.TensorBase)
+    try:
+        with plain_reads(torch):
+            elements = fields["numel"](tensor)
+            node = fields["grad_fn"].__get__(tensor)
+            return TensorFacts(elements * fields["element_size"](tensor), elements, node and type(node).__name__)
+    except Exception:
+        return None

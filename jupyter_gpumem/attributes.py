@@ -1,0 +1,92 @@
+"""Attributes of any object, read without running any code of the user's."""
+
+from collections.abc import Callable
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
+from typing import Any
+
+from jupyter_gpumem.heap import type_mro, type_namespace
+
+_type_name: Callable[[type], str] = type.__dict__["__name__"].__get__
+
+
+def type_name(item: object) -> str:
+    """Return the name of an object's exact type, without asking the object."""
+    return _type_name(type(item))
+
+
+def attribute_of(parent: object, child: object) -> str | None:
+    """Return the attribute of ``parent`` that is ``child``: a slot, a C field, or one in no dict yet.
+
+    The attributes of an instance whose ``__dict__`` nobody has asked for lie in the instance itself, and
+    asking would make the dict. The names to try are those the class's own methods use; one that the class
+    defines is left out, since reading it could run the user's code. Where none fits the dict is asked for.
+    """
+    return _slot(parent, child) or _inline(parent, child) or _in_dict(parent, child)
+
+
+def plain_attribute(item: object, name: str) -> object:
+    """Return an attribute that lies in the instance itself, None where there is none or its class defines one."""
+    if any(name in type_namespace(base) for base in type_mro(type(item))):
+        return None
+    try:
+        return object.__getattribute__(item, name)
+    except (AttributeError, TypeError):
+        return None
+
+
+def instance_dict(item: object) -> dict[str, Any] | None:
+    """Return the dict of an instance's attributes, None where it has none; makes one that was not there."""
+    for base in type_mro(type(item)):
+        field = type_namespace(base).get("__dict__")
+        if type(field) is GetSetDescriptorType:
+            try:
+                found = field.__get__(item)
+            except (AttributeError, TypeError):
+                continue
+            return found if issubclass(type(found), dict) else None
+    return None
+
+
+def is_instance_dict(parent: object, child: object) -> bool:
+    """Tell whether ``child`` is the dict of the attributes of ``parent``."""
+    if not issubclass(type(child), dict) or _inline(parent, child) is not None:
+        return False
+    return instance_dict(parent) is child
+
+
+def _slot(parent: object, child: object) -> str | None:
+    for base in type_mro(type(parent)):
+        for name, field in type_namespace(base).items():
+            if type(field) is MemberDescriptorType:
+                try:
+                    value = field.__get__(parent)
+                except (AttributeError, TypeError):
+                    continue
+                if value is child:
+                    return str(name)
+    return None
+
+
+def _inline(parent: object, child: object) -> str | None:
+    names: dict[str, None] = {}
+    taken: set[str] = set()
+    for base in type_mro(type(parent)):
+        for name, field in type_namespace(base).items():
+            taken.add(name)
+            if type(field) is FunctionType:
+                names.update(dict.fromkeys(field.__code__.co_names))
+    for name in names:
+        if name not in taken:
+            try:
+                if object.__getattribute__(parent, name) is child:
+                    return name
+            except (AttributeError, TypeError):
+                continue
+    return None
+
+
+def _in_dict(parent: object, child: object) -> str | None:
+    for key, value in (instance_dict(parent) or {}).items():
+        if value is child and type(key) is str and key.isidentifier():
+            return key
+    return None

@@ -1,0 +1,146 @@
+"""Who holds the memory: the leak report, marks and their differences, and what some values hold."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from jupyter_gpumem.blocks import Block, is_library_workspace, read_blocks
+from jupyter_gpumem.describe import Describer
+from jupyter_gpumem.device import current_probe, torch_module
+from jupyter_gpumem.heap import Clock, Heap, OutOfTimeError, collector_paused
+from jupyter_gpumem.holders import DeviceLeaks, Holder, LeakReport, Unexplained
+from jupyter_gpumem.referrers import BlockFinder, held_graph
+from jupyter_gpumem.roots import Roots
+from jupyter_gpumem.shares import Shares
+from jupyter_gpumem.snapshot import MemoryProbe
+from jupyter_gpumem.tensors import LiveTensors, live_tensors
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What a search has found so far, as values that hold nothing."""
+
+    holders: list[Holder]
+    explained: dict[int, int]
+    blocks: list[Unexplained]
+    complete: bool
+    notes: list[str]
+
+
+def find_leaks(
+    shell: "InteractiveShell | None" = None,
+    *,
+    device: int | None = None,
+    min_bytes: int = 0,
+    budget_seconds: float | None = 10.0,
+    progress: Progress | None = None,
+) -> LeakReport:
+    """Say who holds each byte of device memory, and what gives it back. Frees nothing and keeps nothing alive.
+
+    Parameters
+    ----------
+    shell
+        The shell whose variables are the user's; without one they are those of ``__main__``.
+    device
+        torch's index of the only device to report; by default all.
+    min_bytes
+        Holders that show less are left out.
+    budget_seconds
+        The search is cut short, and the report says so, after so many seconds; None is no limit.
+    progress
+        Called with the stage and the seconds so far, past one second.
+
+    Returns
+    -------
+    LeakReport
+        All sizes in bytes. Without CUDA it speaks of CPU tensors.
+    """
+    clock = Clock(budget_seconds, progress)
+    probe = current_probe()
+    torch = torch_module()
+    found = _Findings([], {}, [], True, [])
+    if torch is not None:
+        with collector_paused():
+            _search(shell, torch, probe, clock, found)
+    devices = [index for index in probe.devices() if device is None or index == device]
+    return LeakReport(
+        kind=probe.kind,
+        devices=tuple(_device_leaks(probe, index, found, min_bytes) for index in devices),
+        seconds=clock.seconds,
+        complete=found.complete,
+        simulated=probe.simulated(),
+        notes=tuple(found.notes),
+    )
+
+
+def _search(
+    shell: "InteractiveShell | None", torch: ModuleType, probe: MemoryProbe, clock: Clock, found: _Findings
+) -> None:
+    roots = Roots(shell)
+    try:
+        heap = Heap(clock, roots.starts())
+        live = live_tensors(heap, torch, probe.kind, clock)
+        blocks = read_blocks() if probe.kind == "cuda" else ()
+        _explain(live, blocks, found)
+        if heap.frozen:
+            found.notes.append("gc.freeze() hides objects from the collector: they were found from the variables")
+        graph = held_graph(heap, live, roots, blocks, clock)
+        shares = Shares(graph, live, torch)
+        describer = Describer(shares, shell, torch)
+        for share in shares.all():
+            found.holders += describer.holders(share)
+            clock.check("names")
+        found.notes += sorted(live.graph.unread)
+    except OutOfTimeError as stop:
+        found.complete = False
+        found.notes.append(f"cut short by the time budget while looking at: {stop}")
+
+
+def _explain(live: LiveTensors, blocks: Iterable[Block], found: _Findings) -> None:
+    """Match storages with the allocator's blocks; gather the blocks that no storage explains."""
+    used = [block for block in blocks if block.state == "active_allocated"]
+    finder = BlockFinder(used)
+    matched: set[tuple[int, int]] = set()
+    for key, facts in live.storages.items():
+        block = finder.find(key)
+        if block is None:
+            found.explained[key[0]] = found.explained.get(key[0], 0) + facts.nbytes
+        elif (block.device, block.address) not in matched:
+            matched.add((block.device, block.address))
+            found.explained[key[0]] = found.explained.get(key[0], 0) + block.size_bytes
+    alike: dict[tuple[int, int, str | None, str | None], int] = {}
+    for block in used:
+        if (block.device, block.address) not in matched:
+            normal = "cuBLAS workspace" if is_library_workspace(block) else None
+            kind = (block.device, block.size_bytes, normal, block.place)
+            alike[kind] = alike.get(kind, 0) + 1
+    found.blocks = [
+        Unexplained(device, nbytes, count, normal, place)
+        for (device, nbytes, normal, place), count in sorted(alike.items(), key=lambda item: -item[0][1])
+    ]
+
+
+def _device_leaks(probe: MemoryProbe, device: int, found: _Findings, min_bytes: int) -> DeviceLeaks:
+    blocks = tuple(block for block in found.blocks if block.device == device)
+    unexplained = sum(block.nbytes * block.count for block in blocks if block.normal is None)
+    normal = sum(block.nbytes * block.count for block in blocks if block.normal is not None)
+    explained = found.explained.get(device, 0)
+    mine = [holder for holder in found.holders if holder.device == device and holder.shown_bytes >= min_bytes]
+    mine.sort(key=lambda holder: (-holder.shown_bytes, holder.path))
+    return DeviceLeaks(
+        device=device,
+        label=probe.label(device),
+        allocated_bytes=explained + normal + unexplained,
+        explained_bytes=explained,
+        unexplained_bytes=unexplained,
+        normal_bytes=normal,
+        holders=tuple(holder for holder in mine if holder.section == "gives back"),
+        in_use=tuple(holder for holder in mine if holder.section == "in use"),
+        blocks=blocks,
+    )

@@ -1,0 +1,119 @@
+"""Who refers to the memory: the graph from roots to storages, and what each of its nodes alone keeps."""
+
+import gc
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jupyter_gpumem.blocks import Block
+from jupyter_gpumem.dominators import immediate_dominators
+from jupyter_gpumem.heap import Clock, Heap
+from jupyter_gpumem.held import ROOT, HeldGraph, RootHolder
+from jupyter_gpumem.unreached import add_unreached
+from jupyter_gpumem.roots import Roots, Slot
+from jupyter_gpumem.tensors import Key, LiveTensors
+
+def held_graph(
+    heap: Heap, live: LiveTensors, roots: Roots, blocks: Sequence[Block], clock: Clock
+) -> HeldGraph:
+    """Search backwards from all memory to the roots, then work out who alone keeps what."""
+    heap.add(live.graph.made)
+    cone, met = heap.cone(map(live.graph.objects.__getitem__, live.keys), live.graph.parents(), roots.stops)
+    clock.check("references")
+    graph = HeldGraph()
+    slots = roots.slots(cone, met)
+    _add_holders(graph, slots)
+    for address, item in cone.items():
+        graph.nodes[address] = graph.add(item)
+    for holder in graph.holders.values():
+        targets = {graph.nodes[id(slot.target)] for slot in holder.slots}
+        graph.successors[holder.node] = sorted(targets)
+    _add_references(graph, cone, live)
+    _add_memory(graph, live, blocks)
+    clock.check("what each keeps")
+    add_unreached(graph, cone, live)
+    graph.dominator = immediate_dominators(graph.successors, ROOT)
+    graph.found_by = _shortest_paths(graph.successors, ROOT)
+    return graph
+
+
+def _add_holders(graph: HeldGraph, slots: Iterable[Slot]) -> None:
+    groups: dict[tuple[Any, ...], RootHolder] = {}
+    for slot in slots:
+        holder = groups.get(slot.group)
+        if holder is None:
+            node = graph.add()
+            holder = groups[slot.group] = graph.holders[node] = RootHolder(node, slot.kind, slot.group, [])
+            graph.successors[ROOT].append(node)
+        holder.slots.append(slot)
+
+
+def _add_references(graph: HeldGraph, cone: Mapping[int, Any], live: LiveTensors) -> None:
+    nodes, links = graph.nodes, live.graph.links
+    for address, item in cone.items():
+        targets = dict.fromkeys(nodes[id(held)] for held in gc.get_referents(item) if id(held) in nodes)
+        for held, _how in links.get(address, ()):
+            if id(held) in nodes:
+                targets[nodes[id(held)]] = None
+        graph.successors[nodes[address]] = list(targets)
+
+
+def _add_memory(graph: HeldGraph, live: LiveTensors, blocks: Sequence[Block]) -> None:
+    """Hang each piece of memory on the tensor that has it, or on a node of its own where several have it.
+
+    Storages that lie in one block of the allocator are one piece: the block goes when the last of them does.
+    """
+    finder = BlockFinder(blocks)
+    owners: dict[tuple[int, int], set[int]] = {}
+    pieces: dict[tuple[int, int], tuple[int, int, Key]] = {}
+    for address, keys in live.keys.items():
+        node = graph.nodes.get(address)
+        if node is None:
+            continue
+        for key in keys:
+            block = finder.find(key)
+            piece = key if block is None else (block.device, block.address)
+            nbytes = live.storages[key].nbytes if block is None else block.size_bytes
+            owners.setdefault(piece, set()).add(node)
+            pieces[piece] = (key[0], nbytes, key)
+    for piece, owner in owners.items():
+        if len(owner) == 1:
+            (node,) = owner
+        else:
+            node = graph.add()
+            for holder in owner:
+                graph.successors[holder].append(node)
+        graph.memory.setdefault(node, []).append(pieces[piece])
+
+
+class BlockFinder:
+    """Finds the allocator's block that contains an address."""
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self._blocks = [block for block in blocks if block.state == "active_allocated"]
+        self._starts = [(block.device, block.address) for block in self._blocks]
+
+    def find(self, key: Key) -> Block | None:
+        """Return the block in use that contains a storage."""
+        at = bisect_right(self._starts, key) - 1
+        if at < 0:
+            return None
+        block = self._blocks[at]
+        inside = block.device == key[0] and key[1] < block.address + block.size_bytes
+        return block if inside else None
+
+
+def _shortest_paths(successors: Sequence[Sequence[int]], root: int) -> list[int]:
+    found_by = [-1] * len(successors)
+    found_by[root] = root
+    level = [root]
+    while level:
+        following = []
+        for node in level:
+            for target in successors[node]:
+                if found_by[target] < 0:
+                    found_by[target] = node
+                    following.append(target)
+        level = following
+    found_by[root] = -1
+    return found_by

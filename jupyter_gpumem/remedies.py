@@ -1,0 +1,202 @@
+"""What to do so that a holder lets go: code for people, and the same as steps for a program."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jupyter_gpumem.holders import Release
+from jupyter_gpumem.literals import is_plain_name
+from jupyter_gpumem.sizes import format_bytes
+
+_ROUND_BYTES = 512  # what the caching allocator rounds small requests up to
+
+
+@dataclass(slots=True)
+class Situation:
+    """What is known of a holder when its remedy is chosen.
+
+    ``cut`` is the path to what is let go, ``shown`` the one to what it keeps in the end. ``variable`` is the
+    user's variable it begins at; ``whole`` tells that the variable itself is what is let go.
+    """
+
+    kind: str
+    cut: str | None
+    shown: str
+    inside: str
+    variable: str | None
+    whole: bool
+    in_shell: bool
+    outputs: tuple[int, ...] = ()
+    elements: int | None = None
+    tensor_bytes: int = 0
+    storage_bytes: int = 0
+    node: str | None = None
+    alike: int = 0
+    scalars: bool = False
+    type_name: str = ""
+    hook_table: str | None = None
+    is_list: bool = False
+    names: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """Code to run, the steps for a program, and a remark; ``less_bytes`` is what the code itself keeps."""
+
+    code: str
+    releases: tuple[Release, ...]
+    note: str = ""
+    less_bytes: int = 0
+
+
+def remedy_for(situation: Situation) -> Remedy:
+    """Choose the remedy of one holder."""
+    special = _SPECIAL.get(situation.kind)
+    if special is not None:
+        return special(situation)
+    if situation.inside == "cache" and situation.cut is not None:
+        code = f"{situation.cut}.cache_clear()"
+        return Remedy(code, (Release("code", code=code),), "an lru_cache keeps its arguments and results alive")
+    if situation.hook_table is not None:
+        return _hook(situation)
+    if situation.whole and situation.variable is not None:
+        return _variable(situation)
+    return _inner(situation)
+
+
+def free(*names: str, in_shell: bool) -> str:
+    """Return the code that deletes variables and what IPython keeps of them."""
+    return f"%gpu_free {' '.join(names)}" if in_shell else f"del {', '.join(names)}"
+
+
+def _collect(situation: Situation) -> Remedy:
+    code = "%gpu_free" if situation.in_shell else "import gc; gc.collect()"
+    return Remedy(code, (Release("collect"),), "no live holder: only the garbage collector frees a cycle")
+
+
+def _output(situation: Situation) -> Remedy:
+    note = "end the line with ; next time"
+    if situation.node is not None and situation.elements == 1:
+        note += ", or show .item()"
+    return Remedy("%gpu_free", (Release("outputs", outputs=situation.outputs),), note)
+
+
+def _error(situation: Situation) -> Remedy:
+    code = "%gpu_free" if situation.in_shell else "import sys; sys.last_value = sys.last_traceback = None"
+    return Remedy(code, (Release("errors"),))
+
+
+def _debugger(situation: Situation) -> Remedy:
+    return Remedy("%gpu_free", (Release("debugger"),))
+
+
+def _handling(situation: Situation) -> Remedy:
+    return Remedy("", (), "leave the except block, then try again: until then the failed frames are alive")
+
+
+def _frame(situation: Situation) -> Remedy:
+    return Remedy("", (), "let it return, or del the name there")
+
+
+def _unknown(situation: Situation) -> Remedy:
+    return Remedy("", (), "held by C code or by a call under way")
+
+
+_SPECIAL = {
+    "garbage": _collect,
+    "output": _output,
+    "error": _error,
+    "debugger": _debugger,
+    "handling": _handling,
+    "frame": _frame,
+    "unknown": _unknown,
+}
+
+
+def _variable(situation: Situation) -> Remedy:
+    name = situation.variable or ""
+    release = (Release("variables", names=(name,)),)
+    if situation.scalars and situation.is_list:
+        code = f"{name}[:] = [item.item() for item in {name}]"
+        return Remedy(code, (Release("code", code=code),), "append loss.item() instead of the loss")
+    if situation.node is not None and situation.elements == 1 and not situation.alike:
+        code = f"{name} = {name}.item()"
+        return Remedy(code, (Release("code", code=code),), f"a {situation.tensor_bytes} B tensor and its graph")
+    if _is_small_view(situation):
+        code = f"{name} = {name}.clone()"
+        note = f"{format_bytes(situation.tensor_bytes)} view of a storage of {format_bytes(situation.storage_bytes)}"
+        return Remedy(code, (Release("code", code=code),), note, _rounded(situation.tensor_bytes))
+    code = free(name, in_shell=situation.in_shell)
+    if situation.inside == "error" and situation.cut is not None:
+        return _kept_error(situation, situation.cut)
+    note = ""
+    if situation.alike and situation.node is not None:
+        note = "they keep their graphs: compute under torch.no_grad(), or keep .detach().cpu()"
+    elif situation.node is not None:
+        note = f"with its graph ({situation.node})"
+    return Remedy(code, release, note)
+
+
+def _kept_error(situation: Situation, cut: str) -> Remedy:
+    if " through its " in situation.shown or "group" in situation.shown:
+        # dropping the traceback alone would leave those of the errors before it
+        code = free(situation.variable or cut, in_shell=situation.in_shell)
+        return Remedy(code, (Release("variables", names=(situation.variable or cut,)),))
+    code = f"{cut}.__traceback__ = None"
+    return Remedy(code, (Release("code", code=code),), "a kept error keeps the frames it came through")
+
+
+def _is_small_view(situation: Situation) -> bool:
+    return (
+        0 < situation.tensor_bytes * 2 <= situation.storage_bytes
+        and _rounded(situation.tensor_bytes) < situation.storage_bytes
+        and situation.node is None
+        and not situation.alike
+    )
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // _ROUND_BYTES) * _ROUND_BYTES
+
+
+def _hook(situation: Situation) -> Remedy:
+    code = f"{situation.hook_table}.clear()"
+    return Remedy(code, (Release("code", code=code),), "or handle.remove(), where you kept the handle")
+
+
+def _inner(situation: Situation) -> Remedy:
+    """Cut one reference inside of something."""
+    cut = situation.cut
+    if cut is None:
+        if situation.variable is None:
+            return Remedy("", ())
+        code = free(situation.variable, in_shell=situation.in_shell)
+        return Remedy(code, (Release("variables", names=(situation.variable,)),))
+    if situation.inside == "error":
+        return _kept_error(situation, cut)
+    if situation.scalars and situation.is_list:
+        code = f"{cut}[:] = [item.item() for item in {cut}]"
+        return Remedy(code, (Release("code", code=code),), "append loss.item() instead of the loss")
+    if _can_be_deleted(cut):
+        code = f"del {cut}"
+    else:
+        code = f"{cut} = None" if cut.endswith("]") and "(" not in cut.rsplit("[", 1)[1] else ""
+    return Remedy(code, (Release("code", code=code),) if code else ())
+
+
+def _can_be_deleted(cut: str) -> bool:
+    last = cut.rsplit(".", 1)[-1]
+    return is_plain_name(last) or (cut.endswith("]") and not cut.startswith("list("))
+
+
+def together(names: Sequence[str], others: Sequence[Remedy], *, in_shell: bool) -> Remedy:
+    """Join the remedies of several holders that must all let go."""
+    releases: list[Release] = [Release("variables", names=tuple(names))] if names else []
+    lines = [free(*names, in_shell=in_shell)] if names else []
+    for remedy in others:
+        if not remedy.releases:
+            return Remedy("", (), "; ".join(other.note for other in others if other.note))
+        releases += [release for release in remedy.releases if release not in releases]
+        if remedy.code not in lines and not (remedy.code == "%gpu_free" and lines[:1] and lines[0].startswith("%")):
+            lines.append(remedy.code)
+    return Remedy("\n".join(lines), tuple(releases))

@@ -1,0 +1,218 @@
+"""Where a notebook keeps references: its variables, IPython's copies, the last error, modules, running code."""
+
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from jupyter_gpumem.frames import local_variables, running_frames
+from jupyter_gpumem.heap import module_namespace
+from jupyter_gpumem.holders import Kind
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+_OWN_FOLDER = str(Path(__file__).parent)
+_OUTPUT_NAME = re.compile(r"_{1,3}|_\d+")
+_ERROR_NAMES = frozenset({"last_type", "last_value", "last_traceback", "last_exc"})
+_TRACEBACK_PARTS = frozenset({"tb", "etype", "evalue"})
+_RESULT_ERRORS = frozenset({"error_in_exec", "error_before_exec"})
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One reference that a root keeps. Holds its target: drop it before reporting.
+
+    Slots of one ``group`` are cut by one remedy. ``text`` is how the user names the slot, ``code`` Python that
+    gives the target in the user's namespace, ``number`` the cell of an output.
+    """
+
+    target: Any
+    group: tuple[Any, ...]
+    kind: Kind
+    text: str
+    code: str | None
+    number: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Container:
+    """A namespace the search ends at, and how to describe what it holds under a name."""
+
+    items: Callable[[], Iterable[tuple[Any, Any]]]
+    describe: Callable[[Any, Any], Slot]
+    always: bool
+
+
+class Roots:
+    """Every place the search backwards ends at."""
+
+    def __init__(self, shell: "InteractiveShell | None") -> None:
+        self.stops: dict[int, Any] = {}
+        """The containers to end at, by address."""
+        self._containers: dict[int, _Container] = {}
+        self._shell = shell
+        if shell is not None:
+            self._add_shell(shell)
+        self._add_modules()
+
+    def user_namespace(self) -> dict[str, Any]:
+        """Return the namespace the user's code runs in."""
+        if self._shell is not None:
+            namespace: dict[str, Any] = self._shell.user_ns
+            return namespace
+        main = sys.modules.get("__main__")
+        return module_namespace(main) if isinstance(main, ModuleType) else {}
+
+    def starts(self) -> list[Any]:
+        """Return the namespaces from which everything in use can be reached."""
+        return [container for container in self.stops.values() if container is not None]
+
+    def slots(self, cone: Mapping[int, Any], met: Iterable[int]) -> list[Slot]:
+        """Return every slot whose target is in ``cone``; ``met`` are the stops that hold something of it."""
+        met = set(met)
+        found: list[Slot] = []
+        for address, container in self._containers.items():
+            if container.always or address in met:
+                found += [
+                    container.describe(name, value) for name, value in container.items() if id(value) in cone
+                ]
+        found += _handled_errors(cone)
+        found += self._running(cone)
+        return found
+
+    def _add(
+        self, container: object, items: Callable[[], Iterable[tuple[Any, Any]]], describe: Callable[[Any, Any], Slot],
+        *, always: bool = False,
+    ) -> None:
+        if id(container) not in self._containers:
+            self.stops[id(container)] = container
+            self._containers[id(container)] = _Container(items, describe, always)
+
+    def _add_namespace(self, namespace: dict[Any, Any], describe: Callable[[Any, Any], Slot]) -> None:
+        self._add(namespace, lambda: list(namespace.items()), describe)
+
+    def _add_object(self, owner: object, describe: Callable[[Any, Any], Slot]) -> None:
+        """End at an object of IPython's and at its attributes."""
+        attributes = vars(owner)
+        self._add(owner, lambda: list(attributes.items()), describe, always=True)
+        self.stops[id(attributes)] = attributes
+
+    def _add_shell(self, shell: "InteractiveShell") -> None:
+        self._add_namespace(shell.user_ns, self._variable)
+        self._add_namespace(shell.user_ns_hidden, _hidden)
+        self._add_namespace(shell.user_ns.get("_oh", {}), _output)
+        self._add_namespace(shell.history_manager.output_hist if shell.history_manager else {}, _output)
+        self._add_object(shell.displayhook, _of_displayhook)
+        self._add_object(shell.InteractiveTB, _of_traceback_formatter)
+        if shell.last_execution_result is not None:
+            self._add_object(shell.last_execution_result, _of_last_result)
+        self._add_object(shell, _of_shell)
+
+    def _add_modules(self) -> None:
+        for name, module in list(sys.modules.items()):
+            if issubclass(type(module), ModuleType):
+                self._add_namespace(module_namespace(module), self._describer(name))
+
+    def _describer(self, module: str) -> Callable[[Any, Any], Slot]:
+        if module == "sys":
+            return _of_sys
+        if module == "__main__" and self._shell is None:
+            return self._variable
+
+        def describe(name: object, value: object) -> Slot:
+            text = f"{module}.{name}" if type(name) is str else f"{module}.…"
+            code = f"__import__('sys').modules[{module!r}].{name}" if _is_name(name) else None
+            return Slot(value, ("module", module, name), "module", text, code)
+
+        return describe
+
+    def _variable(self, name: object, value: object) -> Slot:
+        text = name if type(name) is str else "…"
+        if self._shell is not None and _OUTPUT_NAME.fullmatch(text):
+            return _copy_of_output(text, value)
+        return Slot(value, ("variable", text), "variable", text, text if _is_name(name) else None)
+
+    def _running(self, cone: Mapping[int, Any]) -> Iterator[Slot]:
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        main = threading.main_thread().ident
+        for thread, frame in running_frames():
+            code = frame.f_code
+            if code.co_filename.startswith(_OWN_FOLDER) or not code.co_flags & 0x1:
+                continue
+            where = f"{code.co_name}() line {frame.f_lineno}"
+            if thread != main:
+                where += f", in running thread {names.get(thread, thread)}"
+            for name, value in local_variables(frame):
+                if id(value) in cone:
+                    group = ("frame", id(frame), name)
+                    yield Slot(value, group, "frame", f"local {name} of {where}", None)
+
+
+def _is_name(name: object) -> bool:
+    return type(name) is str and name.isidentifier()
+
+
+def _hidden(name: Any, value: object) -> Slot:
+    return _copy_of_output(name, value) if _OUTPUT_NAME.fullmatch(str(name)) else _ipython(f"user_ns_hidden[{name!r}]", value)
+
+
+def _output(number: Any, value: object) -> Slot:
+    text = f"Out[{number}]" if type(number) is int else "Out[…]"
+    return Slot(value, ("output", id(value)), "output", text, text, number if type(number) is int else None)
+
+
+def _copy_of_output(name: str, value: object) -> Slot:
+    number = int(name[1:]) if name[1:].isdigit() else None
+    return Slot(value, ("output", id(value)), "output", name, name, number)
+
+
+def _of_displayhook(name: Any, value: object) -> Slot:
+    if name in ("_", "__", "___"):
+        return _copy_of_output(name, value)
+    return _ipython(f"displayhook.{name}", value)
+
+
+def _of_traceback_formatter(name: Any, value: object) -> Slot:
+    if name in _TRACEBACK_PARTS:
+        return _error(value)
+    if name == "pdb":
+        return Slot(value, ("debugger",), "debugger", "the ended %debug session", "get_ipython().InteractiveTB.pdb")
+    return _ipython(f"InteractiveTB.{name}", value)
+
+
+def _of_last_result(name: Any, value: object) -> Slot:
+    if name == "result":
+        return Slot(value, ("output", id(value)), "output", "the last result", None)
+    return _error(value) if name in _RESULT_ERRORS else _ipython(f"last_execution_result.{name}", value)
+
+
+def _of_shell(name: Any, value: object) -> Slot:
+    return _ipython(str(name), value)
+
+
+def _of_sys(name: Any, value: object) -> Slot:
+    if name in _ERROR_NAMES:
+        return _error(value)
+    return Slot(value, ("module", "sys", name), "module", f"sys.{name}", f"__import__('sys').{name}")
+
+
+def _error(value: object) -> Slot:
+    return Slot(value, ("error",), "error", "the last error", None)
+
+
+def _ipython(attribute: str, value: object) -> Slot:
+    text = f"get_ipython().{attribute}"
+    return Slot(value, ("ipython", attribute), "ipython", text, text)
+
+
+def _handled_errors(cone: Mapping[int, Any]) -> Iterator[Slot]:
+    for thread, error in sys._current_exceptions().items():
+        # the triple of sys.exc_info() up to Python 3.11
+        value = error[1] if isinstance(error, tuple) else error
+        if value is not None and id(value) in cone:
+            yield Slot(value, ("handling", thread), "handling", "the exception being handled", None)
