@@ -2,7 +2,7 @@
 
 import builtins
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,15 @@ def cut_outputs(
     if _cut_last_result(shell, wanted, dry_run):
         names.append("the last cell's result")
     return tuple(names)
+
+
+def output_ids(shell: "InteractiveShell | None", numbers: Collection[int]) -> frozenset[int]:
+    """Return the addresses of the results that IPython keeps of some cells."""
+    if shell is None:
+        return frozenset()
+    outputs = shell.user_ns.get("_oh", {})
+    kept = [outputs.get(number, shell.user_ns_hidden.get(f"_{number}")) for number in numbers]
+    return frozenset(id(value) for value in kept if value is not None)
 
 
 def _cut_numbered(shell: "InteractiveShell", number: int, value: object, dry_run: bool) -> list[str]:

@@ -1,105 +1,41 @@
-"""Giving memory back: names, results, the last error, garbage, workspaces, caches, each step measured."""
+"""Giving memory back: names, results, errors, garbage, workspaces, caches; or one holder of a report."""
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem import allocator, cuts
-from jupyter_gpumem.device import current_probe
+from jupyter_gpumem.errors import GpuMemError
+from jupyter_gpumem.freed import (
+    CACHE_WAITS,
+    CAPTURE_KEEPS_CACHE,
+    GRAPH_KEEPS_WORKSPACES,
+    Change,
+    FreeReport,
+    FreeStep,
+    StepKey,
+)
+from jupyter_gpumem.holders import Holder, LeakReport, Release
+from jupyter_gpumem.leaks import find_leaks
+from jupyter_gpumem.meter import Meter
 from jupyter_gpumem.names import check_names, delete_names, names_holding, other_names
 from jupyter_gpumem.reach import Reach
-from jupyter_gpumem.snapshot import DeviceSnapshot
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-StepKey = Literal["names", "outputs", "error", "debugger", "garbage", "workspaces", "cache"]
-_ORDER: tuple[StepKey, ...] = ("names", "outputs", "error", "debugger", "garbage", "workspaces", "cache")
+__all__ = ["Change", "FreeReport", "FreeStep", "free", "free_cache", "free_running", "release_holder"]
 
-GRAPH_KEEPS_WORKSPACES = "kept: a captured CUDA graph may still use them"
-CAPTURE_KEEPS_CACHE = "kept: a CUDA graph is being captured"
-CACHE_WAITS = "returned when the cell ends: a CUDA graph may be under capture now"
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What one step changed on one device, in bytes; below zero was given back."""
-
-    device: int
-    allocated_bytes: int
-    reserved_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class FreeStep:
-    """One step: what was dropped, what that changed, and a reason where something was left alone."""
-
-    key: StepKey
-    items: tuple[str, ...] = ()
-    changes: tuple[Change, ...] = ()
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class FreeReport:
-    """What was given back, step by step, on the devices this process is on; sizes in bytes.
-
-    ``other_names`` lists ``(deleted name, further names of its object)``; ``kept_names`` the modules,
-    classes and functions that hold memory and are never deleted. With ``dry_run`` nothing was done and
-    no step has changes. With ``while_running`` only what is safe beside a running cell was done.
-    """
-
-    before: tuple[DeviceSnapshot, ...]
-    steps: tuple[FreeStep, ...]
-    after: tuple[DeviceSnapshot, ...]
-    other_names: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    kept_names: tuple[str, ...] = ()
-    dry_run: bool = False
-    while_running: bool = False
-    kind: str = "cuda"
-    simulated: bool = False
-
-    @property
-    def freed_bytes(self) -> int:
-        """Return what tensors gave back, on all devices together."""
-        return sum(one.allocated_bytes for one in self.before) - sum(
-            one.allocated_bytes for one in self.after
-        )
-
-    @property
-    def returned_bytes(self) -> int:
-        """Return what went back to the devices, for every process to use."""
-        return -sum(change.reserved_bytes for step in self.steps for change in step.changes)
-
-    @property
-    def host(self) -> bool:
-        """Tell whether the figures are of this process's RAM."""
-        return self.kind == "host"
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Return what is to be said beside the table, as sentences."""
-        return tuple(_notes(self))
-
-    @property
-    def cache_waits(self) -> bool:
-        """Tell whether the cache is still to be returned, once the running cell has ended."""
-        return any(step.note == CACHE_WAITS for step in self.steps)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields and the two sums as JSON values."""
-        return {**asdict(self), "freed_bytes": self.freed_bytes, "returned_bytes": self.returned_bytes}
-
-
-def _notes(report: FreeReport) -> Iterator[str]:
-    done = {step.key for step in report.steps if step.items}
-    if done & {"error", "debugger"} and not report.dry_run:
-        yield "%debug and %tb have nothing left to look at"
-    for name, others in report.other_names:
-        yield f"{name} was one name of its object: still held by {', '.join(others)}"
-    if report.kept_names:
-        yield f"holds memory too, but is part of the program: {', '.join(report.kept_names)}"
+# which step of ours does what a holder's release asks for
+_STEP_OF_ACTION: dict[str, StepKey] = {
+    "variables": "names",
+    "outputs": "outputs",
+    "errors": "error",
+    "debugger": "debugger",
+    "collect": "garbage",
+}
 
 
 def free(
@@ -111,7 +47,7 @@ def free(
     keep_errors: bool = False,
     dry_run: bool = False,
 ) -> FreeReport:
-    """Give device memory back and measure each step.
+    """Give device memory back, measure each step, and say who holds what is left.
 
     First the named variables, then IPython's copies of results that hold device memory, the last error
     with its frames, the ended ``%debug`` session, garbage, library workspaces, caches. Nothing is deleted
@@ -122,7 +58,7 @@ def free(
     GpuMemError
         When a name cannot be deleted; then nothing has been done.
     """
-    meter = _Meter(dry_run=dry_run)
+    meter = Meter(dry_run=dry_run)
     wanted = Reach(shell, meter.probe.kind).holds_memory
     chosen = check_names(shell, names)
     kept: tuple[str, ...] = ()
@@ -131,7 +67,7 @@ def free(
         chosen = tuple(dict.fromkeys([*chosen, *holding]))
     others: tuple[tuple[str, tuple[str, ...]], ...] = ()
     if not dry_run:
-        # first, so that what each later step gives back is its own, its reference cycles included
+        # first, so that what each later step gives back is its own
         meter.step("garbage", _collect)
     if chosen and shell is not None:
         others = other_names(shell, [name for name in chosen if wanted(shell.user_ns[name])])
@@ -143,7 +79,8 @@ def free(
         meter.step("debugger", lambda: _free_debugger(shell, dry_run))
     if not dry_run:
         _free_workspaces_and_cache(meter)
-    return meter.report(other_names=others, kept_names=kept)
+    report = replace(meter.report(), other_names=others, kept_names=kept, held=find_leaks(shell))
+    return _with_expectations(report, chosen) if dry_run else report
 
 
 def free_running() -> FreeReport:
@@ -152,89 +89,91 @@ def free_running() -> FreeReport:
     Names, results and errors are left alone. Where `FreeReport.cache_waits`, call `free_cache` once the
     cell has ended.
     """
-    meter = _Meter(while_running=True)
+    meter = Meter()
     meter.step("garbage", _collect)
     # freeing device memory breaks a capture in whatever thread it runs, and only its own thread can see it
     if allocator.graph_may_be_alive():
         meter.note("cache", CACHE_WAITS)
     else:
         meter.step("cache", _return_cache)
-    return meter.report()
+    return replace(meter.report(), while_running=True)
 
 
 def free_cache() -> FreeReport:
     """Give wholly free segments back to the devices, and nothing else."""
-    meter = _Meter()
-    if allocator.is_capturing():
-        meter.note("cache", CAPTURE_KEEPS_CACHE)
-    else:
-        meter.step("cache", _return_cache)
+    meter = Meter()
+    _free_cache(meter)
     return meter.report()
 
 
-class _Meter:
-    """Runs the steps and keeps what each changed."""
+def release_holder(shell: "InteractiveShell | None", holder: Holder) -> FreeReport:
+    """Make one holder of a leak report let go, and return to the devices what that left free.
 
-    def __init__(self, *, dry_run: bool = False, while_running: bool = False) -> None:
-        self.probe = current_probe()
-        self._dry_run, self._while_running = dry_run, while_running
-        self._devices = (0,) if self.probe.kind == "host" else allocator.active_devices()
-        self._steps: dict[StepKey, FreeStep] = {}
-        self._before = self._now = self._read()
-
-    def step(self, key: StepKey, action: Callable[[], Iterable[str]]) -> None:
-        """Run one step and add what it changed; a step run twice is one row."""
-        items = tuple(action())
-        if items and not self._dry_run:
-            gc.collect()
-        now = self._read()
-        known = self._steps.get(key, FreeStep(key))
-        changes = _add(known.changes, _differences(self._now, now))
-        self._steps[key] = FreeStep(key, known.items + items, () if self._dry_run else changes)
-        self._now = now
-
-    def note(self, key: StepKey, reason: str) -> None:
-        """Say why a step, or the rest of it, was left out."""
-        known = self._steps.get(key, FreeStep(key))
-        self._steps[key] = FreeStep(key, known.items, known.changes, reason)
-
-    def report(
-        self,
-        other_names: tuple[tuple[str, tuple[str, ...]], ...] = (),
-        kept_names: tuple[str, ...] = (),
-    ) -> FreeReport:
-        """Return what was done so far."""
-        return FreeReport(
-            self._before,
-            tuple(self._steps[key] for key in _ORDER if key in self._steps),
-            self._now,
-            other_names,
-            kept_names,
-            self._dry_run,
-            self._while_running,
-            self.probe.kind,
-            self.probe.simulated(),
-        )
-
-    def _read(self) -> tuple[DeviceSnapshot, ...]:
-        return tuple(self.probe.snapshot(device) for device in self._devices)
+    Raises
+    ------
+    GpuMemError
+        When only the user can do it, or the notebook has changed since the report; then nothing more is done.
+    """
+    if not holder.releases:
+        raise GpuMemError(f"{holder.path} cannot be released from here   → {holder.remedy}")
+    meter = Meter()
+    wanted = Reach(shell, meter.probe.kind).holds_memory
+    for release in holder.releases:
+        _check_release(shell, release, wanted)
+    for release in holder.releases:
+        key = _STEP_OF_ACTION.get(release.action, "code")
+        meter.step(key, _release_action(shell, release, wanted))
+    meter.step("garbage", _collect)
+    _free_cache(meter)
+    return meter.report()
 
 
-def _differences(before: tuple[DeviceSnapshot, ...], after: tuple[DeviceSnapshot, ...]) -> tuple[Change, ...]:
-    return tuple(
-        Change(new.device, new.allocated_bytes - old.allocated_bytes, new.reserved_bytes - old.reserved_bytes)
-        for old, new in zip(before, after, strict=True)
-    )
+def _check_release(shell: "InteractiveShell | None", release: Release, wanted: cuts.Wanted) -> None:
+    if release.action != "variables" or shell is None:
+        return
+    for name in check_names(shell, release.names):
+        if not wanted(shell.user_ns[name]):
+            raise GpuMemError(f"{name} holds no GPU memory any more   → %gpumem leaks")
 
 
-def _add(first: tuple[Change, ...], second: tuple[Change, ...]) -> tuple[Change, ...]:
-    known = {change.device: change for change in first}
-    sums = []
-    for change in second:
-        old = known.get(change.device, Change(change.device, 0, 0))
-        allocated = old.allocated_bytes + change.allocated_bytes
-        sums.append(Change(change.device, allocated, old.reserved_bytes + change.reserved_bytes))
-    return tuple(sums)
+def _release_action(
+    shell: "InteractiveShell | None", release: Release, wanted: cuts.Wanted
+) -> Callable[[], Iterable[str]]:
+    """Return the step that does what a holder asks for."""
+
+    def outputs() -> tuple[str, ...]:
+        numbers = frozenset(release.outputs)
+        same = cuts.output_ids(shell, numbers)
+        return cuts.cut_outputs(shell, lambda value: id(value) in same and wanted(value))
+
+    def variables() -> tuple[str, ...]:
+        if shell is None:
+            delete_names(vars(sys.modules["__main__"]), release.names)
+            return release.names
+        return _free_names(shell, release.names, wanted, dry_run=False)
+
+    def collect() -> tuple[str, ...]:
+        return ()
+
+    actions: dict[str, Callable[[], Iterable[str]]] = {
+        "variables": variables,
+        "outputs": outputs,
+        "errors": lambda: _free_error(shell, dry_run=False),
+        "debugger": lambda: _free_debugger(shell, dry_run=False),
+        "collect": collect,
+        "code": lambda: _run_code(shell, release.code),
+    }
+    return actions[release.action]
+
+
+def _run_code(shell: "InteractiveShell | None", source: str) -> tuple[str, ...]:
+    """Run a remedy in the user's namespace, as if typed there."""
+    namespace: dict[str, Any] = vars(sys.modules["__main__"]) if shell is None else shell.user_ns
+    try:
+        exec(compile(source, "<gpumem release>", "exec"), namespace)
+    except Exception as error:
+        raise GpuMemError(f"{source} failed: {type(error).__name__}: {error}") from None
+    return (source,)
 
 
 def _free_names(
@@ -269,18 +208,23 @@ def _collect() -> tuple[str, ...]:
     return ()
 
 
-def _free_workspaces_and_cache(meter: _Meter) -> None:
+def _free_workspaces_and_cache(meter: Meter) -> None:
+    if not allocator.is_capturing():
+        if allocator.graph_may_be_alive():
+            # the pool of a graph that is gone counts until its segments are returned
+            meter.step("cache", _return_cache)
+        if allocator.graph_may_be_alive():
+            meter.note("workspaces", GRAPH_KEEPS_WORKSPACES)
+        else:
+            meter.step("workspaces", _release_workspaces)
+    _free_cache(meter)
+
+
+def _free_cache(meter: Meter) -> None:
     if allocator.is_capturing():
         meter.note("cache", CAPTURE_KEEPS_CACHE)
-        return
-    if allocator.graph_may_be_alive():
-        # the pool of a graph that is gone counts until its segments are returned
-        meter.step("cache", _return_cache)
-    if allocator.graph_may_be_alive():
-        meter.note("workspaces", GRAPH_KEEPS_WORKSPACES)
     else:
-        meter.step("workspaces", _release_workspaces)
-    meter.step("cache", _return_cache)
+        meter.step("cache", _return_cache)
 
 
 def _release_workspaces() -> tuple[str, ...]:
@@ -291,3 +235,27 @@ def _release_workspaces() -> tuple[str, ...]:
 def _return_cache() -> tuple[str, ...]:
     allocator.return_cache()
     return ()
+
+
+def _with_expectations(report: FreeReport, names: tuple[str, ...]) -> FreeReport:
+    """Add to the steps of a dry run what the holders they cut keep."""
+    expected = _expected_bytes(report.held, frozenset(names))
+    steps = tuple(replace(step, expected_bytes=expected.get(step.key, 0)) for step in report.steps)
+    garbage = expected.get("garbage", 0)
+    if garbage:
+        steps += (FreeStep("garbage", expected_bytes=garbage),)
+    return replace(report, steps=steps)
+
+
+def _expected_bytes(held: LeakReport | None, names: frozenset[str]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for holder in () if held is None else (*held.holders, *held.in_use):
+        # what needs several cuts is counted for the last of them
+        keys = [
+            _STEP_OF_ACTION.get(release.action, "code")
+            for release in holder.releases
+            if release.action != "variables" or names.issuperset(release.names)
+        ]
+        if keys and len(keys) == len(holder.releases):
+            sums[keys[-1]] = sums.get(keys[-1], 0) + holder.keeps_bytes
+    return sums

@@ -2,11 +2,16 @@
 
 from collections.abc import Iterable, Iterator
 
-from jupyter_gpumem.release import FreeReport, FreeStep
-from jupyter_gpumem.render.layout import Block, Page, Row, Span, delta, quiet, shorten, size
+from jupyter_gpumem.freed import FreeReport, FreeStep
+from jupyter_gpumem.holders import Holder, LeakReport
+from jupyter_gpumem.render.layout import Block, Page, Row, Span, code, delta, exact, quiet, shorten, size
+from jupyter_gpumem.sizes import format_bytes
 from jupyter_gpumem.snapshot import DeviceSnapshot
 
 _ITEMS_WIDTH = 48
+_PATH_WIDTH = 50
+_MAX_HELD = 8
+_MIN_HELD_BYTES = 1024**2
 _NOTHING_TO_FREE = "CUDA not started: there is no GPU memory to give back"
 
 # what a step did, and what it would do; {} stands for what it did it to
@@ -15,6 +20,7 @@ _STEPS = {
     "outputs": ("outputs: {}", "would drop outputs: {}"),
     "error": ("last error: {}", "would drop the last error: {}"),
     "debugger": ("{}", "would drop {}"),
+    "code": ("{}", "would run {}"),
     "garbage": ("garbage", "would collect garbage"),
     "workspaces": ("library workspaces", "would release library workspaces"),
     "cache": ("cache", "would return the cache"),
@@ -26,11 +32,29 @@ def free_page(report: FreeReport) -> Page:
     if report.dry_run:
         return _dry_page(report)
     blocks = [_table(report, index) for index in range(len(report.before)) if _has_news(report, index)]
-    notes = tuple((quiet(note),) for note in report.notes)
     if not blocks:
         text = _NOTHING_TO_FREE if not report.before else "nothing to give back"
         blocks = [Block((*_deeds(report), (quiet(text),)))]
-    return Page((*blocks, Block(notes)))
+    notes = tuple((quiet(note),) for note in report.notes)
+    return Page((*blocks, Block(notes), *_held_blocks(report.held)))
+
+
+def _held_blocks(held: LeakReport | None) -> Iterator[Block]:
+    """Write who holds what is left, and how to let it go."""
+    for device in () if held is None else held.devices:
+        total = sum(holder.shown_bytes for holder in device.holders)
+        if total >= _MIN_HELD_BYTES:
+            rows = [_holder_row(holder) for holder in device.holders[:_MAX_HELD]]
+            more = len(device.holders) - len(rows)
+            if more > 0:
+                rows.append((Span(""), quiet(f"{more} more"), code("%gpumem leaks")))
+            head = Span(f"still held on {device.label}: {format_bytes(total)}", exact(total), "strong")
+            yield Block(tuple(rows), indent=2, head=(head,))
+
+
+def _holder_row(holder: Holder) -> Row:
+    remedy = (code(holder.remedy),) if holder.remedy else ()
+    return (size(holder.shown_bytes), Span(shorten(holder.path, _PATH_WIDTH), holder.path), *remedy)
 
 
 def _has_news(report: FreeReport, index: int) -> bool:
@@ -77,10 +101,15 @@ def _deeds(report: FreeReport) -> tuple[Row, ...]:
 
 
 def _dry_page(report: FreeReport) -> Page:
-    rows = tuple((Span(_words(step, 1), ", ".join(step.items)),) for step in report.steps if step.items)
+    rows = tuple(_dry_row(step) for step in report.steps if step.items or step.expected_bytes)
     rest = tuple((quiet(note),) for note in report.notes)
     nothing: tuple[Row, ...] = ((quiet("nothing of yours would go; garbage and caches would"),),)
     return Page((Block(rows or nothing), Block(rest)))
+
+
+def _dry_row(step: FreeStep) -> Row:
+    expected = size(step.expected_bytes) if step.expected_bytes else Span("")
+    return (Span(_words(step, 1), ", ".join(step.items)), expected)
 
 
 def _words(step: FreeStep, tense: int) -> str:
