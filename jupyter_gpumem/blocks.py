@@ -1,15 +1,15 @@
 """What torch's caching allocator says of each piece of device memory it handed out."""
 
 import os
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from jupyter_gpumem.device import cuda_started, torch_module
 
 # what torch asks of its own allocator for cuBLAS and cuBLASLt, by compute capability and version
 _WORKSPACE_BYTES = frozenset({8_519_680, 32 << 20, 4 << 20, 1 << 20})
-
-BlockState = Literal["active_allocated", "active_pending_free", "inactive"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,23 @@ def read_blocks() -> tuple[Block, ...]:
         _block(segment, block) for segment in _segments(torch) for block in segment["blocks"]
     ]
     return tuple(sorted(blocks, key=lambda block: (block.device, block.address)))
+
+
+class BlockFinder:
+    """Finds the allocator's block that contains an address."""
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self._blocks = [block for block in blocks if block.state == "active_allocated"]
+        self._starts = [(block.device, block.address) for block in self._blocks]
+
+    def find(self, key: tuple[int, int]) -> Block | None:
+        """Return the block in use that contains a storage."""
+        at = bisect_right(self._starts, key) - 1
+        if at < 0:
+            return None
+        block = self._blocks[at]
+        inside = block.device == key[0] and key[1] < block.address + block.size_bytes
+        return block if inside else None
 
 
 def is_library_workspace(block: Block) -> bool:

@@ -104,6 +104,8 @@ class Describer:
         end = self._end(share.node)
         shown = self._trail(holder, end)
         item = self._graph.objects[end]
+        if type_name(item) == "_lru_cache_wrapper":
+            shown = replace(shown, text=f"cache of {shown.text} (lru_cache)", inside="cache")
         group, alike = self._group(end, shown.text)
         situation = self._situation(share, holder, cut, shown, end, alike)
         remedy = remedy_for(situation)

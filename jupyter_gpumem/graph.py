@@ -51,7 +51,7 @@ def plain_reads(torch: ModuleType) -> Iterator[None]:
 
 def live_graph(heap: Heap, torch: ModuleType, clock: Clock) -> LiveGraph:
     """Find every tensor and walk the autograd graph forward from all of them and from every node Python knows."""
-    reader = _Reader(torch)
+    reader = TorchReader(torch)
     seeds = heap.of_kinds(reader.kinds())
     graph = LiveGraph()
     with plain_reads(torch):
@@ -62,7 +62,7 @@ def live_graph(heap: Heap, torch: ModuleType, clock: Clock) -> LiveGraph:
     return graph
 
 
-def _walk(seeds: Iterable[Any], reader: "_Reader", graph: LiveGraph, clock: Clock) -> None:
+def _walk(seeds: Iterable[Any], reader: "TorchReader", graph: LiveGraph, clock: Clock) -> None:
     stack = list(seeds)
     objects, links = graph.objects, graph.links
     count = 0
@@ -84,7 +84,7 @@ def _walk(seeds: Iterable[Any], reader: "_Reader", graph: LiveGraph, clock: Cloc
             stack.extend(child for child, how in found if how != "hook" and reader.is_known(type(child)))
 
 
-class _Reader:
+class TorchReader:
     """Reads the C++ references of each type of torch object, through torch's own descriptors only."""
 
     def __init__(self, torch: ModuleType) -> None:

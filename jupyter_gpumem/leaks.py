@@ -1,23 +1,27 @@
 """Who holds the memory: the leak report, marks and their differences, and what some values hold."""
 
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpumem.blocks import Block, is_library_workspace, read_blocks
+from jupyter_gpumem.blocks import Block, BlockFinder, is_library_workspace, read_blocks
 from jupyter_gpumem.describe import Describer
 from jupyter_gpumem.device import current_probe, torch_module
 from jupyter_gpumem.heap import Clock, Heap, OutOfTimeError, collector_paused
 from jupyter_gpumem.holders import DeviceLeaks, Holder, LeakReport, Unexplained
-from jupyter_gpumem.referrers import BlockFinder, held_graph
+from jupyter_gpumem.holdings import bytes_held_by
+from jupyter_gpumem.referrers import held_graph
 from jupyter_gpumem.roots import Roots
 from jupyter_gpumem.shares import Shares
 from jupyter_gpumem.snapshot import MemoryProbe
-from jupyter_gpumem.tensors import LiveTensors, live_tensors
+from jupyter_gpumem.tensors import Key, LiveTensors, live_tensors
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
+
+__all__ = ["LeakDiff", "Mark", "bytes_held_by", "diff", "find_leaks", "mark"]
 
 Progress = Callable[[str, float], None]
 
@@ -62,12 +66,67 @@ def find_leaks(
         All sizes in bytes. Without CUDA it speaks of CPU tensors.
     """
     clock = Clock(budget_seconds, progress)
+    return _report(shell, device, min_bytes, clock, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What was on the devices at one moment. Keeps nothing alive: it has addresses and weak references only."""
+
+    storages: dict[Key, tuple[int, "weakref.ref[Any] | None"]]
+
+    def still_there(self) -> set[Key]:
+        """Return the storages that have been there all the time since the mark."""
+        return {key for key, (_nbytes, alive) in self.storages.items() if alive is None or alive() is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class LeakDiff:
+    """What became of the devices since a mark; ``gone_bytes`` is what was there then and is no more."""
+
+    new: LeakReport
+    gone_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the difference as JSON values."""
+        return {"new": self.new.to_dict(), "gone_bytes": self.gone_bytes}
+
+
+def mark(shell: "InteractiveShell | None" = None, *, budget_seconds: float | None = 10.0) -> Mark:
+    """Remember which storages there are, so that :func:`diff` can tell who holds the new ones."""
+    torch = torch_module()
+    if torch is None:
+        return Mark({})
+    clock = Clock(budget_seconds)
+    with collector_paused():
+        live = live_tensors(Heap(clock, Roots(shell).starts()), torch, current_probe().kind, clock)
+        found: dict[Key, tuple[int, weakref.ref[Any] | None]] = {}
+        for address, keys in live.keys.items():
+            item = live.graph.objects[address]
+            # a sparse tensor has no storage object: the tensor stands for its parts
+            for key in keys:
+                found[key] = (live.storages[key].nbytes, weakref.ref(item))
+        return Mark(found)
+
+
+def diff(
+    since: Mark, shell: "InteractiveShell | None" = None, *, budget_seconds: float | None = 10.0
+) -> LeakDiff:
+    """Say who holds what has come to the devices since a mark, and how much of what was there then is gone."""
+    old = since.still_there()
+    gone = sum(nbytes for key, (nbytes, _alive) in since.storages.items() if key not in old)
+    return LeakDiff(_report(shell, None, 0, Clock(budget_seconds), old), gone)
+
+
+def _report(
+    shell: "InteractiveShell | None", device: int | None, min_bytes: int, clock: Clock, old: set[Key] | None
+) -> LeakReport:
     probe = current_probe()
     torch = torch_module()
     found = _Findings([], {}, [], True, [])
     if torch is not None:
         with collector_paused():
-            _search(shell, torch, probe, clock, found)
+            _search(shell, torch, probe, clock, found, old)
     devices = [index for index in probe.devices() if device is None or index == device]
     return LeakReport(
         kind=probe.kind,
@@ -80,14 +139,23 @@ def find_leaks(
 
 
 def _search(
-    shell: "InteractiveShell | None", torch: ModuleType, probe: MemoryProbe, clock: Clock, found: _Findings
+    shell: "InteractiveShell | None",
+    torch: ModuleType,
+    probe: MemoryProbe,
+    clock: Clock,
+    found: _Findings,
+    old: set[Key] | None,
 ) -> None:
     roots = Roots(shell)
     try:
         heap = Heap(clock, roots.starts())
         live = live_tensors(heap, torch, probe.kind, clock)
         blocks = read_blocks() if probe.kind == "cuda" else ()
-        _explain(live, blocks, found)
+        if old is None:
+            _explain(live, blocks, found)
+        else:
+            live.forget(old)
+            _explain(live, (), found)
         if heap.frozen:
             found.notes.append("gc.freeze() hides objects from the collector: they were found from the variables")
         graph = held_graph(heap, live, roots, blocks, clock)

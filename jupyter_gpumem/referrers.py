@@ -1,17 +1,17 @@
 """Who refers to the memory: the graph from roots to storages, and what each of its nodes alone keeps."""
 
 import gc
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jupyter_gpumem.blocks import Block
+from jupyter_gpumem.blocks import Block, BlockFinder
 from jupyter_gpumem.dominators import immediate_dominators
 from jupyter_gpumem.heap import Clock, Heap
 from jupyter_gpumem.held import ROOT, HeldGraph, RootHolder
 from jupyter_gpumem.unreached import add_unreached
 from jupyter_gpumem.roots import Roots, Slot
 from jupyter_gpumem.tensors import Key, LiveTensors
+
 
 def held_graph(
     heap: Heap, live: LiveTensors, roots: Roots, blocks: Sequence[Block], clock: Clock
@@ -84,23 +84,6 @@ def _add_memory(graph: HeldGraph, live: LiveTensors, blocks: Sequence[Block]) ->
             for holder in owner:
                 graph.successors[holder].append(node)
         graph.memory.setdefault(node, []).append(pieces[piece])
-
-
-class BlockFinder:
-    """Finds the allocator's block that contains an address."""
-
-    def __init__(self, blocks: Sequence[Block]) -> None:
-        self._blocks = [block for block in blocks if block.state == "active_allocated"]
-        self._starts = [(block.device, block.address) for block in self._blocks]
-
-    def find(self, key: Key) -> Block | None:
-        """Return the block in use that contains a storage."""
-        at = bisect_right(self._starts, key) - 1
-        if at < 0:
-            return None
-        block = self._blocks[at]
-        inside = block.device == key[0] and key[1] < block.address + block.size_bytes
-        return block if inside else None
 
 
 def _shortest_paths(successors: Sequence[Sequence[int]], root: int) -> list[int]:

@@ -85,6 +85,17 @@ class LiveTensors:
         """Return the storages of a tensor or storage object."""
         return self.keys.get(address) or self.keys_of_tensors.get(address, ())
 
+    def forget(self, keys: set[Key]) -> None:
+        """Leave some storages out of what is searched for."""
+        for table in (self.keys, self.keys_of_tensors):
+            for address, found in list(table.items()):
+                rest = tuple(key for key in found if key not in keys)
+                table[address] = rest
+                if not rest:
+                    del table[address]
+        for key in keys & self.storages.keys():
+            del self.storages[key]
+
     def census(self) -> Census:
         """Return the storages as values that hold nothing."""
         storages = tuple(

@@ -1,0 +1,69 @@
+"""How many bytes of device memory can be reached from some values."""
+
+import gc
+from collections.abc import Iterable
+from types import CodeType, ModuleType
+from typing import Any
+
+from jupyter_gpumem.blocks import BlockFinder, read_blocks
+from jupyter_gpumem.device import current_probe, torch_module
+from jupyter_gpumem.graph import TorchReader, plain_reads
+from jupyter_gpumem.heap import Clock, OutOfTimeError, collector_paused, module_namespace
+from jupyter_gpumem.tensors import Key, StorageReader
+
+_BATCH = 256
+# these are the program, not something that a value keeps
+_PROGRAM = (type, ModuleType, CodeType)
+
+
+def bytes_held_by(values: Iterable[object], *, budget_seconds: float = 1.0) -> int:
+    """Return the bytes of device memory reachable from some values, through containers, closures and graphs.
+
+    Memory that others hold too is counted. What classes and modules hold is not: it is not the value's. Bytes
+    are those of the allocator's blocks; a search that takes longer than ``budget_seconds`` counts what it found.
+    """
+    torch = torch_module()
+    if torch is None:
+        return 0
+    kind = current_probe().kind
+    found: dict[Key, int] = {}
+    with collector_paused(), plain_reads(torch):
+        try:
+            _gather(list(values), TorchReader(torch), StorageReader(torch, kind), Clock(budget_seconds), found)
+        except OutOfTimeError:
+            pass
+    if not found:
+        return 0
+    finder = BlockFinder(read_blocks() if kind == "cuda" else ())
+    pieces: dict[Any, int] = {}
+    for key, nbytes in found.items():
+        block = finder.find(key)
+        pieces[key if block is None else (block.device, block.address)] = (
+            nbytes if block is None else block.size_bytes
+        )
+    return sum(pieces.values())
+
+
+def _gather(
+    stack: list[Any], reader: TorchReader, storages: StorageReader, clock: Clock, found: dict[Key, int]
+) -> None:
+    import sys
+
+    kept: list[Any] = list(stack)  # so that no address is used twice while addresses tell what was seen
+    seen = {id(module_namespace(module)) for module in list(sys.modules.values()) if type(module) is ModuleType}
+    seen.update(map(id, stack))
+    while stack:
+        batch = stack[-_BATCH:]
+        del stack[-_BATCH:]
+        clock.check("values")
+        following = gc.get_referents(*batch)
+        for item in batch:
+            if reader.is_known(type(item)):
+                following += [child for child, _how in reader.of(type(item))[1](item)]
+                found.update({key: nbytes for key, nbytes, _uses in storages.storages_of(item)})
+        for item in following:
+            if id(item) not in seen and (gc.is_tracked(item) or reader.is_known(type(item))):
+                seen.add(id(item))
+                if not issubclass(type(item), _PROGRAM):
+                    kept.append(item)
+                    stack.append(item)
