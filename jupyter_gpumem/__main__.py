@@ -1,0 +1,95 @@
+"""The command line: ``python -m jupyter_gpumem fits NOTEBOOK --memory 24GiB``."""
+
+import argparse
+import json
+import signal
+import sys
+from typing import NoReturn
+
+from jupyter_gpumem.cards import card_bytes
+from jupyter_gpumem.errors import GpuMemError
+from jupyter_gpumem.fits import EXIT_CODES, rehearse
+from jupyter_gpumem.render.fits import fits_page
+from jupyter_gpumem.render.layout import to_text
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    options = _parser().parse_args(arguments)
+    # leave by an exception, so that the notebook's kernel is ended too
+    signal.signal(signal.SIGTERM, _leave)
+    report = rehearse(
+        options.notebook, options.memory, devices=options.devices, timeout_seconds=options.timeout
+    )
+    if options.json:
+        sys.stdout.write(json.dumps(report.to_dict(), indent=2) + "\n")
+    elif report.reason is not None:
+        sys.stderr.write(f"jupyter_gpumem fits: {report.reason}\n")
+    else:
+        sys.stdout.write(to_text(fits_page(report)) + "\n")
+    return report.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m jupyter_gpumem", description="GPU memory in notebooks, from the command line."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    fits = commands.add_parser(
+        "fits",
+        help="would a notebook fit on a card: runs it on a simulated GPU",
+        description="Run a notebook on a simulated GPU and tell whether it would fit. Its cells really run, "
+        "with their side effects; the computed values are not real.",
+        epilog="exit code: " + ", ".join(f"{code} {verdict}" for verdict, code in EXIT_CODES.items()),
+    )
+    fits.add_argument("notebook", metavar="NOTEBOOK")
+    fits.add_argument(
+        "--memory",
+        required=True,
+        type=_card,
+        metavar="SIZE|CARD",
+        help="memory of the card: 24GiB, T4, A100-80",
+    )
+    fits.add_argument(
+        "--devices", type=_count, default=1, metavar="N", help="how many such cards (default 1)"
+    )
+    fits.add_argument("--json", action="store_true", help="print the report as JSON")
+    fits.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=600.0,
+        metavar="S",
+        help="seconds for the whole notebook (default 600)",
+    )
+    return parser
+
+
+def _card(text: str) -> int:
+    try:
+        return card_bytes(text)
+    except GpuMemError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _count(text: str) -> int:
+    if not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above zero")
+    return seconds
+
+
+def _leave(_signal: int, _frame: object) -> NoReturn:
+    sys.exit(143)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""The kernel's side of ``fits``: the simulated GPU under the notebook, and one message after each cell."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from jupyter_gpumem import simgpu
+from jupyter_gpumem.cells import CellRecord, CellRecorder
+from jupyter_gpumem.device import CudaProbe, cuda_started
+from jupyter_gpumem.oom import asked_bytes, find_out_of_memory
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+CELL_MIME = "application/vnd.jupyter_gpumem.fits+json"
+"""The type of the message that a cell's record travels in, among the cell's outputs."""
+
+
+def start(shell: "InteractiveShell", memory_bytes: int, devices: int) -> None:
+    """Turn the simulated GPU on, and from here on publish what each cell did."""
+    simgpu.activate(memory_bytes, devices=devices)
+    # a notebook that turns a simulated GPU on itself gets the one asked for on the command line
+    simgpu.activate = _already_on
+    recorder = CellRecorder()
+    reporter = _Reporter(shell)
+    recorder.on_start.append(reporter.cell_started)
+    recorder.on_end.append(reporter.cell_ended)
+    shell.events.register("pre_run_cell", recorder.pre_run_cell)
+    shell.events.register("post_run_cell", recorder.post_run_cell)
+
+
+def _already_on(memory: str | int = "", devices: int = 1) -> None:
+    """Do nothing: stands for ``simgpu.activate`` in a notebook that is tried."""
+
+
+class _Reporter:
+    def __init__(self, shell: "InteractiveShell") -> None:
+        self._shell = shell
+        self._failures_before = 0
+
+    def cell_started(self, _record: CellRecord, _raw_cell: str) -> None:
+        self._failures_before = _failed_requests()
+
+    def cell_ended(self, record: CellRecord, result: object) -> None:
+        if record.depth:
+            return
+        handled = _failed_requests() - self._failures_before
+        message = {**record.to_dict(), "failed_requests": handled, "failure": self._failure(result)}
+        self._shell.display_pub.publish({CELL_MIME: json.dumps(message)})
+
+    def _failure(self, result: object) -> dict[str, Any] | None:
+        error = find_out_of_memory(getattr(result, "error_in_exec", None))
+        if error is None:
+            return None
+        return {"where": None, "asked_bytes": asked_bytes(error), "free_bytes": None, "holders": []}
+
+
+def _failed_requests() -> int:
+    if not cuda_started():
+        return 0
+    probe = CudaProbe()
+    return sum(int(probe.counters(device)["num_ooms"]) for device in probe.devices())
