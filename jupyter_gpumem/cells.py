@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem import simgpu
@@ -155,7 +156,7 @@ def _open(record: CellRecord, *, exact: bool) -> _Open:
     if torch is not None and probe.kind == "cuda":
         tracker.install(torch)
     host = _HostPeak(probe) if isinstance(probe, HostProbe) else None
-    devices = probe.devices() if probe.kind == "cuda" else ()
+    devices = probe.awake_devices() if isinstance(probe, CudaProbe) else ()
     return _Open(record, probe, tracker.open(devices, exact=exact), simgpu.sizes_read(), host)
 
 
@@ -163,7 +164,7 @@ def _close(opened: _Open) -> CellRecord:
     record, ended = opened.record, time.monotonic()
     probe = current_probe()
     cuda = probe if isinstance(probe, CudaProbe) else None
-    scope = tracker.close(opened.scope, cuda.devices() if cuda else ())
+    scope = tracker.close(opened.scope, cuda.awake_devices() if cuda else ())
     after = opened.host.end() if opened.host else None
     if cuda is not None:
         record.devices = tuple(_gpu_change(cuda, scope, device) for device in scope.after)
@@ -176,27 +177,31 @@ def _close(opened: _Open) -> CellRecord:
 
 
 def _gpu_change(probe: CudaProbe, scope: Scope, device: int) -> DeviceChange:
-    moved = scope.moved(device)
     before = scope.before.get(device)
-    was = None if before is None else _allocator_only(device, before)
-    if not moved and was is not None:
+    allocated, reserved = (0, 0) if before is None else _current(before)
+    if before is not None and not scope.moved(device):
         # nothing happened here: no merge of the counters, no question to the driver
-        return DeviceChange(probe.label(device), was, was, was.allocated_bytes, was.reserved_bytes, True, False)
+        return _idle(probe.label(device), device, allocated, reserved)
     counters = scope.counters(device)
     return DeviceChange(
         probe.label(device),
-        was,
+        None if before is None else DeviceSnapshot(device, allocated, reserved, None, None),
         probe.snapshot_of(device, counters),
         counters["allocated_bytes"]["all"]["peak"],
         counters["reserved_bytes"]["all"]["peak"],
         scope.peak_is_exact(device),
-        was is not None or counters["allocation"]["all"]["allocated"] > 0,
+        before is not None or counters["allocation"]["all"]["allocated"] > 0,
     )
 
 
-def _allocator_only(device: int, counters: dict[str, Any]) -> DeviceSnapshot:
-    allocated, reserved = counters["allocated_bytes"]["all"], counters["reserved_bytes"]["all"]
-    return DeviceSnapshot(device, allocated["current"], reserved["current"], None, None)
+def _current(counters: dict[str, Any]) -> tuple[int, int]:
+    return counters["allocated_bytes"]["all"]["current"], counters["reserved_bytes"]["all"]["current"]
+
+
+@lru_cache(maxsize=64)  # a device at rest gives the same value cell after cell
+def _idle(label: str, device: int, allocated_bytes: int, reserved_bytes: int) -> DeviceChange:
+    was = DeviceSnapshot(device, allocated_bytes, reserved_bytes, None, None)
+    return DeviceChange(label, was, was, allocated_bytes, reserved_bytes, peak_exact=True, moved=False)
 
 
 def _host_change(probe: MemoryProbe, host: _HostPeak, after: DeviceSnapshot) -> DeviceChange:

@@ -62,6 +62,13 @@ class CudaProbe:
             return ()
         return tuple(range(torch.cuda.device_count()))
 
+    def awake_devices(self) -> tuple[int, ...]:
+        """Return the devices on which this process has a context: on the others nothing can have happened."""
+        torch = torch_module()
+        if torch is None:
+            return ()
+        return tuple(device for device in self.devices() if torch._C._cuda_hasPrimaryContext(device))
+
     def counters(self, device: int) -> Mapping[str, Any]:
         """Read the allocator's raw counters; this starts no context and costs about 12 µs."""
         torch = torch_module()

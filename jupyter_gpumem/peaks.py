@@ -226,10 +226,11 @@ def _at_peak(counters: Mapping[str, Any]) -> bool:
     """Tell whether every peak equals its current value, so that a reset would change nothing."""
     for value in counters.values():
         if type(value) is dict:
-            if "peak" in value:
-                if value["peak"] != value["current"]:
+            peak = value.get("peak")
+            if peak is None:
+                if not _at_peak(value):
                     return False
-            elif not _at_peak(value):
+            elif peak != value["current"]:
                 return False
     return True
 
