@@ -10,6 +10,7 @@ from typing import Any
 from jupyter_gpumem import nvml
 from jupyter_gpumem.cells import CellRecord, CellRecorder
 from jupyter_gpumem.device import CudaProbe, current_probe, limit_bytes
+from jupyter_gpumem.parts import Neighbour
 from jupyter_gpumem.peaks import tracker
 from jupyter_gpumem.processes import ProcessName, name_processes
 from jupyter_gpumem.render.chart import CellMark, Chart
@@ -21,14 +22,6 @@ _HOST_STEP = 1024**2
 _MAX_CELLS = 500
 _STEPS = 120  # of the chart's end, in one window
 _WINDOWS = (60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Neighbour:
-    """Another process on the device; ``used_bytes`` is None where the driver does not tell."""
-
-    name: ProcessName
-    used_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from jupyter_gpumem.cells import CellRecord, CellRecorder
+    from jupyter_gpumem.holders import Holder, LeakReport
 
 _SAME_CLICK_SECONDS = 0.4
 """A click that arrives this soon after the last answer was made before the answer could be seen."""
@@ -36,15 +37,19 @@ class Actions:
         shell: "InteractiveShell",
         recorder: "CellRecorder",
         changed: Callable[[], None],
+        device: Callable[[], int | None],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shell = shell
         self._recorder = recorder
         self._changed = changed
+        self._device = device
         self._clock = clock
         self._one_at_a_time = threading.Lock()
         self._answered = float("-inf")
+        self.answers = 0
+        """How many clicks have been acted on."""
         self._waiting = False
         self._cache_waits = False
         self._free = _button("Free memory", "What %gpu_free does: outputs, last error, garbage, caches")
@@ -54,6 +59,7 @@ class Actions:
         self._leaks.observe(lambda _change: self._clicked(self._leaks, self._find_leaks), "value")
         self._result = w.HTML()
         self._result.add_class("gm-answer")
+        self._account = w.HTML()
         self._holders = Holders(self._release)
         recorder.on_end.append(self._cell_ended)
 
@@ -67,7 +73,7 @@ class Actions:
         """The widgets in their order from top to bottom."""
         buttons = w.HBox([self._free, self._leaks])
         buttons.add_class("gm-buttons")
-        return buttons, self._result, self._holders.widget
+        return buttons, self._result, self._account, self._holders.widget
 
     def close(self) -> None:
         """Let the recorder go."""
@@ -75,24 +81,31 @@ class Actions:
             self._recorder.on_end.remove(self._cell_ended)
 
     def _clicked(self, button: w.ToggleButton, act: Callable[[], Sequence[str] | None]) -> None:
-        """Act once for a button that was pressed, and let it go; a second click meanwhile does nothing."""
+        """Act once for a button that was pressed, and let it go."""
         if not button.value:
             return
-        keep_pressed = False
+        waits = False
         try:
-            if self._clock() - self._answered > _SAME_CLICK_SECONDS and self._one_at_a_time.acquire(blocking=False):
-                try:
-                    words = self._words(act)
-                finally:
-                    self._answered = self._clock()
-                    self._one_at_a_time.release()
-                keep_pressed = words is None
-                if words is not None:
-                    self._result.value = draw.render_result(words)
-                    self._changed()
+            waits = self._answer(act)
         finally:
-            if not keep_pressed:
+            if not waits:
                 button.value = False
+
+    def _answer(self, act: Callable[[], Sequence[str] | None]) -> bool:
+        """Act and show the answer, unless something is under way or just done; return whether it has to wait."""
+        if self._clock() - self._answered <= _SAME_CLICK_SECONDS or not self._one_at_a_time.acquire(blocking=False):
+            return False
+        try:
+            words = self._words(act)
+        finally:
+            self._answered = self._clock()
+            self.answers += 1
+            self._one_at_a_time.release()
+        if words is None:
+            return True
+        self._result.value = draw.render_result(words)
+        self._changed()
+        return False
 
     def _words(self, act: Callable[[], Sequence[str] | None]) -> Sequence[str] | None:
         try:
@@ -110,7 +123,11 @@ class Actions:
             self._cache_waits = self._cache_waits or report.cache_waits
             return (*free_words(report), _BUSY)
         report = release.free(self._shell)
-        self._holders.clear()
+        self._account.value = ""
+        if report.held is None:
+            self._holders.clear()
+        else:
+            self._holders.show(report.held)
         return free_words(report)
 
     def _find_leaks(self) -> Sequence[str] | None:
@@ -119,14 +136,34 @@ class Actions:
             self._waiting = True
             self._result.value = draw.render_result(("Find leaks waits for the running cell to end.",))
             return None
+        return leak_words(self._look())
+
+    def _look(self) -> "LeakReport":
+        """Search, and show the account of the chosen device and the holders of all."""
+        from jupyter_gpumem.account import take_account
         from jupyter_gpumem.leaks import find_leaks
 
         report = find_leaks(self._shell)
+        device = self._device()
+        accounts = [one for one in take_account(self._shell) if device is None or one.device == device]
+        when = time.strftime("%H:%M:%S")
+        self._account.value = "".join(draw.render_account(account, when) for account in accounts[:1])
         self._holders.show(report)
-        return leak_words(report)
+        return report
 
-    def _release(self, holder: Any) -> None:
+    def _release(self, holder: "Holder") -> None:
         """Release one holder, then look again."""
+
+        def act() -> Sequence[str]:
+            from jupyter_gpumem import release
+
+            if self._recorder.running:
+                return ("A cell is running, so names are left alone: click again when it has ended.",)
+            words = free_words(release.release_holder(self._shell, holder))
+            self._look()
+            return words
+
+        self._answer(act)
 
     def _cell_ended(self, record: "CellRecord", _result: Any) -> None:
         """Do what waited, once IPython is done with the cell."""

@@ -46,12 +46,13 @@ class Panel:
         self._monitor = monitor or Monitor(recorder)
         self._recorder = recorder
         self._device: int | None = None
+        self._drawn_device: int | None = None
         self._drawn: object = None
         self._shown = self._inline = self._seen_in_sidebar = False
         self._chart, self._chart_seen, self._chart_time = "", (-1, 0.0), 0.0
         self._places: list[w.Widget] = []
         self._make_figures()
-        self._actions = Actions(shell, recorder, self._poke)
+        self._actions = Actions(shell, recorder, self._poke, lambda: self._drawn_device)
         self.widget = w.VBox([*self._parts(), *self._actions.widgets, self._neighbours])
         self.widget.add_class("gpumem-panel")
         for control in (self._devices, self._window, self._pause, *self._actions.controls):
@@ -174,6 +175,7 @@ class Panel:
     def _draw(self, reading: Reading, device: int) -> bool:
         """Write every widget; return whether the chart is as new as the figures."""
         snapshot = reading.snapshots[device]
+        self._drawn_device = device
         use = self._monitor.use(device, snapshot)
         parts = draw.live_parts(reading.kind, snapshot, use)
         self._offer_devices(reading, device)

@@ -44,6 +44,12 @@ _SUMS = {"allocated": "allocated", "reserved": "reserved", "process": "this proc
 _HOST_SUMS = {"allocated": "tensors", "process": "this process"}
 
 
+def describe_part(key: str) -> tuple[str, str, str]:
+    """Return the name of a part, what it means, and its colour."""
+    name, meaning, colour, _mark = _PARTS[key]
+    return name, meaning, colour
+
+
 def account_page(accounts: Sequence[Account]) -> Page:
     """Write the accounts, one device after another."""
     if accounts and all(_is_idle(account) for account in accounts):

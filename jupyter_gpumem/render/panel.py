@@ -7,7 +7,9 @@ from importlib.resources import files
 
 from jupyter_gpumem.cells import CellRecord
 from jupyter_gpumem.holders import Holder
-from jupyter_gpumem.monitor import Neighbour, Reading, Use
+from jupyter_gpumem.monitor import Reading, Use
+from jupyter_gpumem.parts import Account, Neighbour
+from jupyter_gpumem.render.account import describe_part
 from jupyter_gpumem.render.layout import exact, shorten
 from jupyter_gpumem.sizes import format_bytes
 from jupyter_gpumem.snapshot import DeviceSnapshot
@@ -190,6 +192,30 @@ def render_busy(record: CellRecord | None) -> str:
         return ""
     line = html.escape(shorten(record.name, 60))
     return f'<div class=gm-busy title="Free memory frees what is safe now, the rest after the cell">running: {line}</div>'
+
+
+def render_account(account: Account, when: str) -> str:
+    """Write what torch's memory is made of, as it was at ``when``: a bar, and the parts that are not empty."""
+    parts = [part for part in account.parts if part.level in ("allocated", "reserved") and part.nbytes]
+    whole = sum(part.nbytes or 0 for part in parts)
+    if not whole:
+        return ""
+    bar, rows = [], []
+    for part in parts:
+        name, meaning, colour = describe_part(part.key)
+        size, note = format_bytes(part.nbytes), f" · {part.note}" if part.note else ""
+        title = html.escape(f"{name}: {meaning}{note}")
+        share = max(round((part.nbytes or 0) * 1000 / whole), 2)
+        bar.append(f'<i style="flex:{share};background:{colour}" title="{title} · {size}"></i>')
+        rows.append(
+            f'<div><span title="{title}"><span class=gm-key style="background:{colour}"></span>{html.escape(name)}</span>'
+            f'<span title="{exact(part.nbytes)}">{size}</span></div>'
+        )
+    label = html.escape(", ".join(f"{describe_part(part.key)[0]} {format_bytes(part.nbytes)}" for part in parts))
+    return (
+        f"{render_heading(f'{account.label} at {when}')}"
+        f'<div class=gm-bar role=img aria-label="{label}">{"".join(bar)}</div><div class=gm-detail>{"".join(rows)}</div>'
+    )
 
 
 def render_heading(text: str) -> str:

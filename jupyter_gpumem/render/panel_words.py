@@ -14,6 +14,7 @@ _STEPS = {
     "outputs": "outputs",
     "error": "last error",
     "debugger": "%debug session",
+    "code": "ran",
     "garbage": "garbage",
     "workspaces": "library workspaces",
     "cache": "cache",
@@ -22,10 +23,14 @@ _STEPS = {
 
 def free_words(report: "FreeReport") -> tuple[str, ...]:
     """Say what came back: the bytes first, then each step that did something, then the notes."""
-    to = "the system" if report.kind == "host" else "the device"
-    returned = max(report.returned_bytes, 0)
-    first = f"{format_bytes(returned)} given back to {to}" if returned else f"Nothing to give back to {to}"
-    return (first, *_step_words(report), *_name_words(report))
+    to = "the system" if report.host else "the device"
+    if report.returned_bytes > 0:
+        first = f"{format_bytes(report.returned_bytes)} given back to {to}"
+    elif report.freed_bytes > 0:
+        first = f"{format_bytes(report.freed_bytes)} free for new tensors; the rest of its segments is in use"
+    else:
+        first = f"Nothing to give back to {to}"
+    return (first, *_step_words(report), *report.notes)
 
 
 def _step_words(report: "FreeReport") -> list[str]:
@@ -41,18 +46,15 @@ def _step_words(report: "FreeReport") -> list[str]:
     return words
 
 
-def _name_words(report: "FreeReport") -> list[str]:
-    return [f"{name}: its object is still held by {', '.join(others)}" for name, others in report.other_names]
-
-
 def leak_words(report: "LeakReport") -> tuple[str, ...]:
     """Say how much can come back and how much nobody explains, device by device."""
     words = []
     for device in report.devices:
         back = sum(holder.shown_bytes for holder in device.holders)
-        first = f"{format_bytes(back)} can be given back" if back else "Nothing is kept by accident"
+        allocated = format_bytes(device.allocated_bytes)
+        first = f"{format_bytes(back)} of {allocated} can be given back" if back else f"All {allocated} are in use"
         unexplained = f", {format_bytes(device.unexplained_bytes)} unexplained" if device.unexplained_bytes else ""
         prefix = f"{device.label}: " if len(report.devices) > 1 else ""
-        words.append(f"{prefix}{first} of {format_bytes(device.allocated_bytes)} allocated{unexplained}")
+        words.append(f"{prefix}{first}{unexplained}")
     searched = "" if report.complete else "; the search was cut short"
     return (*(words or ["Nothing is on a device"]), f"searched in {report.seconds:.2f} s{searched}", *report.notes)

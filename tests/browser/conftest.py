@@ -72,11 +72,14 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 @pytest.fixture
-def open_notebook(page: Page, request: pytest.FixtureRequest) -> Callable[..., Notebook]:
+def open_notebook(page: Page, request: pytest.FixtureRequest) -> Iterator[Callable[..., Notebook]]:
     """Write a notebook of the given cells and open it in the test's page."""
+    used: list[Server] = []
 
-    def open_it(server: Server, *cells: str, name: str | None = None) -> Notebook:
-        name = name or f"{request.node.name}.ipynb"
-        return Notebook(page, server).open(server.write(name, *cells))
+    def open_it(server: Server, *cells: str) -> Notebook:
+        used.append(server)
+        return Notebook(page, server).open(server.write(f"{request.node.name}.ipynb", *cells))
 
-    return open_it
+    yield open_it
+    for server in used:
+        server.stop_kernels()

@@ -64,18 +64,62 @@ class Notebook:
             code,
         )
 
-    def output(self, index: int) -> Locator:
-        return self.page.locator(".jp-Cell").nth(index).locator(".jp-OutputArea")
+    def evaluate(self, code: str) -> str:
+        """Return the text of an expression in the notebook's kernel, outside any cell."""
+        return str(
+            self.page.evaluate(
+                """async code => {
+                  const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+                  const future = kernel.requestExecute({code: '', user_expressions: {x: code}, store_history: false});
+                  const answer = (await future.done).content.user_expressions.x;
+                  return answer.data ? answer.data['text/plain'] : answer.ename + ': ' + answer.evalue;
+                }""",
+                code,
+            )
+        )
 
-    @property
-    def panel(self) -> Locator:
-        """The panel in the sidebar."""
-        return self.page.locator("#jupyter-gpumem-sidebar .gpumem-panel:visible")
+    def command(self, name: str, **arguments: object) -> None:
+        """Run a command of the application without waiting for its promise."""
+        self.page.evaluate(
+            "([name, args]) => { void window.jupyterapp.commands.execute(name, args) }", [name, arguments]
+        )
+
+    def save(self) -> None:
+        """Save the notebook and wait until it is clean."""
+        self.command("docmanager:save")
+        self.page.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty")
+
+    def output(self, index: int) -> Locator:
+        return self.page.locator(".jp-Notebook:visible .jp-Cell").nth(index).locator(".jp-OutputArea")
 
     @property
     def sidebar(self) -> Locator:
         return self.page.locator("#jupyter-gpumem-sidebar")
 
+    @property
+    def tab(self) -> Locator:
+        """The sidebar's tabs of ours: there must be one."""
+        return self.page.locator(".jp-SideBar.jp-mod-right [data-id='jupyter-gpumem-sidebar']")
+
+    @property
+    def panel(self) -> Locator:
+        """The panels of the sidebar that can be seen."""
+        return self.sidebar.locator(".gpumem-panel:visible")
+
+    @property
+    def hint(self) -> Locator:
+        return self.sidebar.locator(".gm-hint")
+
+    @property
+    def answer(self) -> Locator:
+        """The last result of a button."""
+        return self.panel.locator(".gm-result")
+
+    def button(self, name: str) -> Locator:
+        return self.panel.get_by_role("button", name=name)
+
     def expect_panel(self) -> Locator:
+        """Wait for the one panel, drawn."""
         expect(self.panel).to_have_count(1, timeout=20_000)
+        expect(self.panel.locator(".gm-head").first).to_be_visible(timeout=20_000)
         return self.panel

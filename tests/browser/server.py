@@ -9,6 +9,7 @@ import time
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import nbformat
 
@@ -63,7 +64,7 @@ class Server:
             [
                 *(self.python, "-m", "jupyter", self.app, "--allow-root", "--no-browser", "--ServerApp.ip=127.0.0.1"),
                 *(f"--ServerApp.port={self.port}", "--ServerApp.port_retries=0", "--IdentityProvider.token="),
-                *(f"--ServerApp.root_dir={self.folder}", "--expose-app-in-browser"),
+                *(f"--ServerApp.root_dir={self.folder}", "--expose-app-in-browser", "--ServerApp.disable_check_xsrf=True"),
             ],
             env=self._environment(share),
             stdout=self._log,
@@ -110,6 +111,14 @@ class Server:
         self._process.terminate()
         self._process.wait(15)
         self._log.close()
+
+    def stop_kernels(self) -> None:
+        for kernel in self.get("/api/kernels"):
+            request = urllib.request.Request(f"{self.url}/api/kernels/{kernel['id']}", method="DELETE")
+            urllib.request.urlopen(request, timeout=20)
+
+    def get(self, path: str) -> Any:
+        return json.load(urllib.request.urlopen(self.url + path, timeout=20))
 
     def write(self, name: str, *cells: str) -> str:
         """Write a notebook and return its name."""
