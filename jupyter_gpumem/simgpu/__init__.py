@@ -128,10 +128,11 @@ def configure(
 def sizes_read() -> int:
     """Return how many numbers that may have decided a size the host has read from the devices so far.
 
-    All computed numbers are 0 here, so a size that comes from one is too small. Counted are the counts that
-    torch itself reads (``nonzero``, ``x[mask]``, ``masked_select``, ``unique``, ``bincount``, coalescing a
-    sparse tensor) and every single integer the program reads (``.item()``, ``int()``, printing): whether the
-    program makes a size of such an integer cannot be seen. Not counted: floating-point numbers, truth values,
+    Every number read from a device is 0, so a size that comes from one is too small, and a loop that waits
+    for "is it equal?" ends at once. Counted are the counts that torch itself reads (``nonzero``, ``x[mask]``,
+    ``masked_select``, ``unique``, ``bincount``, coalescing a sparse tensor), every single integer the program
+    reads (``.item()``, ``int()``, printing) and every comparison for equality it branches on: whether the
+    program makes a size of them cannot be seen. Not counted: floating-point numbers, other truth values,
     lists of several numbers.
     """
     return 0 if _running is None else int(_running.cuda.sim_sizes_read())

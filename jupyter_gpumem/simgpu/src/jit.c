@@ -65,15 +65,15 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuui
 CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                         unsigned bz, unsigned shared, CUstream stream, void **arguments, void **extra)
 {
-    (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)arguments, (void)extra;
-    sim_kernel_launched(function);
+    (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)extra;
+    sim_kernel_launched(function, arguments);
     return (CUresult)sim_work((cudaStream_t)stream);
 }
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra)
 {
-    (void)arguments, (void)extra;
-    sim_kernel_launched(function);
+    (void)extra;
+    sim_kernel_launched(function, arguments);
     return (CUresult)sim_work((cudaStream_t)config->hStream);
 }
 

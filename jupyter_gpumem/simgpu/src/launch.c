@@ -7,16 +7,16 @@ static __thread struct { dim3 grid, block; size_t shared; void *stream; } pushed
 cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared,
                              cudaStream_t stream)
 {
-    (void)grid, (void)block, (void)arguments, (void)shared;
-    sim_kernel_launched(kernel);
+    (void)grid, (void)block, (void)shared;
+    sim_kernel_launched(kernel, arguments);
     return sim_work(stream);
 }
 
 cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **arguments, size_t shared,
                                cudaStream_t stream)
 {
-    (void)grid, (void)block, (void)arguments, (void)shared;
-    sim_kernel_launched(kernel);
+    (void)grid, (void)block, (void)shared;
+    sim_kernel_launched(kernel, arguments);
     return sim_work(stream);
 }
 
@@ -28,8 +28,7 @@ cudaError_t cudaLaunchCooperativeKernel(const void *kernel, dim3 grid, dim3 bloc
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel, void **arguments)
 {
-    (void)arguments;
-    sim_kernel_launched(kernel);
+    sim_kernel_launched(kernel, arguments);
     return sim_work(config->stream);
 }
 

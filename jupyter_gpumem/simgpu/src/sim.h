@@ -79,10 +79,16 @@ struct sim_graph *sim_graph_new(void);
 void sim_graph_add_nodes(struct sim_graph *graph, unsigned long long nodes);
 void sim_graph_release(struct sim_graph *graph);
 
-/* ---- kernels and the numbers they leave (kernels.c) ---- */
-enum sim_kernel { KERNEL_PLAIN, KERNEL_COUNTS, KERNEL_ALL, KERNEL_INTEGER, KERNEL_DOUBLE };
+/* ---- kernels and the numbers they leave (kernels.c, truth.c) ---- */
+enum sim_kind {
+    KERNEL_PLAIN, KERNEL_COUNTS, KERNEL_INTEGER, KERNEL_DOUBLE, /* what they reduce to */
+    KERNEL_EQUAL, KERNEL_ORDER, KERNEL_ALL, KERNEL_ANY, KERNEL_AND, KERNEL_OR, KERNEL_NOT /* truth values */
+};
+struct sim_kernel { unsigned char kind, right_bytes; }; /* size of the number it compares with, 0: with another tensor */
 void sim_kernel_register(const void *kernel, const char *name);
-void sim_kernel_launched(const void *kernel);
+void sim_kernel_launched(const void *kernel, void **arguments);
+struct sim_kernel sim_truth_kind(const char *name);
+int sim_truth(struct sim_kernel kernel, void **arguments);
 void sim_read(void *to, size_t bytes); /* what a copy to the host does */
 
 /* ---- what is not answered (missing.c) ---- */
