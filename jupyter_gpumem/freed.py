@@ -9,7 +9,7 @@ from jupyter_gpumem.snapshot import DeviceSnapshot
 
 StepKey = Literal["names", "outputs", "error", "debugger", "code", "garbage", "workspaces", "cache"]
 
-GRAPH_KEEPS_WORKSPACES = "kept: a captured CUDA graph may still use them"
+GRAPH_KEEPS_WORKSPACES = "kept: a CUDA graph may use them"
 CAPTURE_KEEPS_CACHE = "kept: a CUDA graph is being captured"
 CACHE_WAITS = "returned when the cell ends: a CUDA graph may be under capture now"
 

@@ -210,10 +210,12 @@ def _collect() -> tuple[str, ...]:
 
 def _free_workspaces_and_cache(meter: Meter) -> None:
     if not allocator.is_capturing():
-        if allocator.graph_may_be_alive():
+        alive = allocator.graph_may_be_alive()
+        if alive:
             # the pool of a graph that is gone counts until its segments are returned
             meter.step("cache", _return_cache)
-        if allocator.graph_may_be_alive():
+            alive = allocator.graph_may_be_alive()
+        if alive:
             meter.note("workspaces", GRAPH_KEEPS_WORKSPACES)
         else:
             meter.step("workspaces", _release_workspaces)

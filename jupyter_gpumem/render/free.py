@@ -8,7 +8,7 @@ from jupyter_gpumem.render.layout import Block, Page, Row, Span, code, delta, ex
 from jupyter_gpumem.sizes import format_bytes
 from jupyter_gpumem.snapshot import DeviceSnapshot
 
-_ITEMS_WIDTH = 48
+_ITEMS_WIDTH = 36
 _PATH_WIDTH = 50
 _MAX_HELD = 8
 _MIN_HELD_BYTES = 1024**2
