@@ -4,9 +4,12 @@ import gc
 import sys
 from collections.abc import Iterator
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jupyter_gpumem.device import torch_module
+from jupyter_gpumem.graph import TorchReader, plain_reads
+from jupyter_gpumem.heap import module_namespace
+from jupyter_gpumem.tensors import StorageReader
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -23,21 +26,26 @@ class Reach:
     """
 
     def __init__(self, shell: "InteractiveShell | None", kind: str = "cuda") -> None:
-        torch = torch_module()
-        self._device_type = "cpu" if kind == "host" else kind
-        self._tensor: Any = getattr(torch, "Tensor", None)
-        self._storage: Any = getattr(torch, "UntypedStorage", None)
+        self._torch = torch_module()
         self._barren = set(_borders(shell))
+        if self._torch is not None:
+            self._reader = TorchReader(self._torch)
+            self._kinds = frozenset(self._reader.kinds())
+            self._storages = StorageReader(self._torch, kind)
 
     def holds_memory(self, value: object) -> bool:
         """Tell whether a value reaches a tensor with memory on the device, through its graph too."""
-        if self._tensor is None or not gc.is_tracked(value):
+        if self._torch is None or not gc.is_tracked(value):
             return False
+        with plain_reads(self._torch):
+            return self._search(value)
+
+    def _search(self, value: object) -> bool:
         # what was met is kept until the search ends, so that no address is used twice
         met = [value]
         seen = {id(value)}
         for found in met:
-            if self._is_memory(found):
+            if any(nbytes for _key, nbytes, _uses in self._storages.storages_of(found)):
                 return True
             for referent in self._referents(found):
                 key = id(referent)
@@ -49,46 +57,19 @@ class Reach:
         self._barren |= seen
         return False
 
-    def _is_memory(self, value: object) -> bool:
-        kind = type(value)
-        if issubclass(kind, self._tensor):
-            # the class's own slots: a subclass may run the user's code behind its attributes
-            return self._tensor.device.__get__(value).type == self._device_type and _has_bytes(
-                self._tensor, value
-            )
-        if issubclass(kind, self._storage):
-            storage: Any = value
-            return bool(storage.device.type == self._device_type and storage.nbytes())
-        return False
-
     def _referents(self, value: object) -> Iterator[object]:
         yield from gc.get_referents(value)
-        if issubclass(type(value), self._tensor):
-            # a graph node has no Python object until somebody asks for it
-            yield self._tensor.grad_fn.__get__(value)
-        elif any("next_functions" in vars(kind) for kind in type(value).__mro__):
-            yield from _node_referents(value)
+        kind = type(value)
+        if id(kind) in self._kinds or self._reader.is_known(kind):
+            _is_tensor, read = self._reader.of(kind)
+            yield from (child for child, _how in read(value))
 
 
 def _borders(shell: "InteractiveShell | None") -> Iterator[int]:
     """Return the addresses of module globals and of IPython's own keeping places."""
     for module in list(sys.modules.values()):
         if issubclass(type(module), ModuleType):
-            yield id(vars(module))
+            yield id(module_namespace(module))
     if shell is not None:
         yield from map(id, (shell, shell.user_ns, shell.user_ns_hidden, shell.user_ns.get("_oh")))
         yield from map(id, (shell.displayhook, shell.InteractiveTB, shell.last_execution_result))
-
-
-def _has_bytes(tensor: Any, value: Any) -> bool:  # noqa: ANN401 - torch is not imported here
-    try:
-        return bool(tensor.untyped_storage(value).nbytes())
-    except (NotImplementedError, RuntimeError):
-        # sparse and strided nested tensors have several storages and answer for none
-        return True
-
-
-def _node_referents(node: Any) -> Iterator[object]:  # noqa: ANN401 - graph nodes have no common class
-    for following, _index in node.next_functions:
-        yield following
-    yield getattr(node, "variable", None)
