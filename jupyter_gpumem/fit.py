@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from jupyter_gpumem.cells import CellRecord, DeviceChange, track
 from jupyter_gpumem.device import cuda_started, current_probe, limit_bytes, torch_module
 from jupyter_gpumem.errors import GpuMemError
-from jupyter_gpumem.oom import asked_bytes, find_out_of_memory
+from jupyter_gpumem.failures import asked_bytes, find_out_of_memory
 from jupyter_gpumem.rerun import CellBody
 from jupyter_gpumem.sizes import format_bytes
 
@@ -74,7 +74,7 @@ class FitResult(NamedTuple):
 
 def fit(
     function: Callable[..., Any],
-    *args: Any,
+    *args: object,
     minimum: int = 1,
     factor: float = 0.5,
     step: int | None = None,
@@ -172,7 +172,7 @@ class _Trial(Protocol):
 
 
 class _FunctionTrial:
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], name: str) -> None:
+    def __init__(self, function: Callable[..., Any], args: tuple[object, ...], name: str) -> None:
         self._function, self._args = function, args
         self._keyword = name if _takes_keyword(function, name) else None
         self._result: Any = None
@@ -191,7 +191,7 @@ class _FunctionTrial:
     def restore(self) -> None:
         self._result = None
 
-    def take_result(self) -> Any:
+    def take_result(self) -> object:
         result, self._result = self._result, None
         return result
 

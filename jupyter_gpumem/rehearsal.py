@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from jupyter_gpumem import simgpu
 from jupyter_gpumem.cells import CellRecord, CellRecorder
 from jupyter_gpumem.device import CudaProbe, cuda_started
-from jupyter_gpumem.oom import asked_bytes, find_out_of_memory
+from jupyter_gpumem.oom import OomReport, Watcher
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -35,23 +35,31 @@ def _already_on(memory: str | int = "", devices: int = 1) -> None:
 class _Reporter:
     def __init__(self, shell: "InteractiveShell") -> None:
         self._shell = shell
+        self._watcher = Watcher(shell)
         self._failures_before = 0
 
-    def cell_started(self, _record: CellRecord, _raw_cell: str) -> None:
+    def cell_started(self, record: CellRecord, _raw_cell: str) -> None:
         self._failures_before = _failed_requests()
+        self._watcher.cell_started(record)
 
     def cell_ended(self, record: CellRecord, result: object) -> None:
         if record.depth:
             return
-        handled = _failed_requests() - self._failures_before
-        message = {**record.to_dict(), "failed_requests": handled, "failure": self._failure(result)}
+        failed = _failed_requests() - self._failures_before
+        report = self._watcher.report(record, result)
+        failure = None if report is None or report.handled else _failure(report)
+        message = {**record.to_dict(), "failed_requests": failed, "failure": failure}
         self._shell.display_pub.publish({CELL_MIME: json.dumps(message)})
 
-    def _failure(self, result: object) -> dict[str, Any] | None:
-        error = find_out_of_memory(getattr(result, "error_in_exec", None))
-        if error is None:
-            return None
-        return {"where": None, "asked_bytes": asked_bytes(error), "free_bytes": None, "holders": []}
+
+def _failure(report: OomReport) -> dict[str, Any]:
+    moment = report.moment
+    return {
+        "where": report.where,
+        "asked_bytes": moment.asked_bytes,
+        "free_bytes": moment.free_bytes,
+        "holders": [(holder.keeps_bytes, holder.path) for holder in report.holders],
+    }
 
 
 def _failed_requests() -> int:

@@ -2,22 +2,19 @@
 
 import ast
 import dis
-import gc
 import inspect
 import numbers
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from types import CodeType, ModuleType
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpumem.device import torch_module
 from jupyter_gpumem.errors import GpuMemError
+from jupyter_gpumem.holdings import bytes_held_by
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-_LOOKED_AT_MOST = 2_000_000  # objects searched for GPU memory; beyond, a value is taken to hold some
 _CONTAINERS = (list, tuple, set, frozenset, dict)
 _PLAIN = (str, bytes, bool, type(None))
 
@@ -96,7 +93,7 @@ class Bindings:
             same = self._is_same.get(name)
             if same is None:
                 del names[name]
-            elif not same(value) and holds_gpu_memory(value, names):
+            elif not same(value) and bytes_held_by((value,)) > 0:
                 del names[name]
                 deleted.append(name)
         names.update((name, value) for name, value in self._plain.items() if name not in keep)
@@ -150,43 +147,6 @@ def is_plain(value: object) -> bool:
             if kind is dict:
                 pending.extend(current.values())
     return True
-
-
-def holds_gpu_memory(value: object, names: dict[str, Any]) -> bool:
-    """Tell whether a tensor on a device, or an autograd graph, can be reached from a value.
-
-    Modules, classes and the namespace ``names`` are not entered: a function reaches all of them.
-    """
-    torch = torch_module()
-    if torch is None:
-        return False
-    modules = [module for module in list(sys.modules.values()) if type(module) is ModuleType]
-    closed = {id(names), *(id(vars(module)) for module in modules)}
-    level = [value]
-    seen = {id(value)}
-    while level:
-        if any(_is_on_device(each, torch) for each in level):
-            return True
-        if len(seen) > _LOOKED_AT_MOST:
-            return True
-        below = []
-        for each in gc.get_referents(*level):
-            entered = not issubclass(type(each), (type, ModuleType)) and id(each) not in closed
-            if entered and id(each) not in seen:
-                seen.add(id(each))
-                below.append(each)
-        level = below
-    return False
-
-
-def _is_on_device(value: object, torch: ModuleType) -> bool:
-    kind = type(value)
-    if not issubclass(kind, torch.Tensor):
-        return hasattr(kind, "next_functions") and hasattr(kind, "_register_hook_dict")
-    # a subclass may override any attribute: read torch's own
-    with torch._C.DisableTorchFunctionSubclass():
-        base = torch._C.TensorBase
-        return bool(base.is_cuda.__get__(value)) or base.grad_fn.__get__(value) is not None
 
 
 def _same_object_test(value: object, name: str, written: set[str]) -> Callable[[Any], bool]:

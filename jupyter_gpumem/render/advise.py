@@ -1,0 +1,20 @@
+"""Advice: a row for each, most bytes first, with the code to change."""
+
+from collections.abc import Iterator, Sequence
+
+from jupyter_gpumem.advise import Advice
+from jupyter_gpumem.render.layout import Block, Page, Row, Span, code, quiet, size
+
+
+def advise_page(advice: Sequence[Advice]) -> Page:
+    """Write all the advice there is, or that there is none."""
+    if not advice:
+        return Page((Block(((Span("nothing on the GPU that could be given back or made smaller"),),)),))
+    return Page((Block(tuple(advice_rows(advice))),))
+
+
+def advice_rows(advice: Sequence[Advice]) -> Iterator[Row]:
+    """Write the bytes and the label of each, then the code on a line of its own."""
+    for one in advice:
+        yield size(one.nbytes), Span(one.label), *((quiet(one.note),) if one.note else ())
+        yield "", code(one.code)

@@ -1,0 +1,74 @@
+"""After an out-of-memory error: where, why, what the device held at that moment, and what would help."""
+
+from collections.abc import Iterator
+
+from jupyter_gpumem.oom import OomHolder, OomMoment, OomReport
+from jupyter_gpumem.render.account import account_page
+from jupyter_gpumem.render.advise import advice_rows
+from jupyter_gpumem.render.layout import Block, Page, Row, Span, exact, quiet, shorten, size
+from jupyter_gpumem.sizes import format_bytes
+
+_HOLDERS = 5
+_PATH_WIDTH = 70
+_MIN_BYTES = 1024**2
+
+
+def oom_page(report: OomReport) -> Page:
+    """Write the report; the largest holders and the advice are of the time the cell had ended."""
+    moment = report.moment
+    blocks = [Block(((Span(_headline(report), style="warn"),), *_why(moment)))]
+    if moment.account is not None:
+        blocks += account_page((moment.account,)).blocks[:1]
+    holders = [holder for holder in report.holders if holder.keeps_bytes >= _MIN_BYTES][:_HOLDERS]
+    if holders:
+        when = "largest holders, now that the cell has ended"
+        blocks.append(Block(tuple(_holder(holder) for holder in holders), indent=2, head=(quiet(when),)))
+    if report.advice:
+        rows = tuple(advice_rows(report.advice))
+        blocks.append(Block(rows, indent=2, head=(Span("what would help, most first", style="strong"),)))
+    return Page(tuple(blocks))
+
+
+def _headline(report: OomReport) -> str:
+    moment = report.moment
+    asked = "" if moment.asked_bytes is None else f": asked for {format_bytes(moment.asked_bytes)}"
+    where = f"{report.where}{asked} on {_label(moment)}"
+    if not report.handled:
+        return f"Out of memory in {where}"
+    times = "once" if report.failed == 1 else f"{report.failed} times, the last"
+    return f"Ran out of memory {times} and went on, in {where}"
+
+
+def _label(moment: OomMoment) -> str:
+    return f"GPU {moment.device}" if moment.account is None else moment.account.label
+
+
+def _why(moment: OomMoment) -> Iterator[Row]:
+    free = f"free on the device {format_bytes(moment.free_bytes)}"
+    cached = f"free in torch's cache {format_bytes(moment.cached_bytes)}"
+    if moment.largest_free_bytes is not None and moment.cached_bytes:
+        cached += f" but no block over {format_bytes(moment.largest_free_bytes)}"
+    yield (Span(f"  {free}, {cached}", exact(moment.free_bytes)),)
+    yield (Span(f"  {_cause(moment)}", style="strong"),)
+
+
+def _cause(moment: OomMoment) -> str:
+    others = moment.others_bytes
+    return {
+        "larger than the device": f"more than the whole device has ({format_bytes(moment.total_bytes)})",
+        "fragmented": "fragmented: there is enough free memory, in pieces that are too small",
+        "limit": f"this process may take {format_bytes(moment.limit_bytes)} at most: its own limit",
+        "other processes": f"other processes hold {format_bytes(others)}: without them it would have fitted",
+        "full": f"the device is full: {format_bytes(_missing(moment))} too little",
+    }[moment.cause]
+
+
+def _missing(moment: OomMoment) -> int | None:
+    if moment.asked_bytes is None or moment.free_bytes is None:
+        return None
+    return moment.asked_bytes - moment.free_bytes - moment.cached_bytes
+
+
+def _holder(holder: OomHolder) -> Row:
+    words = [quiet("in use")] if holder.in_use else []
+    return size(holder.keeps_bytes), Span(shorten(holder.path, _PATH_WIDTH), holder.path), *words

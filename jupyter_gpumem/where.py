@@ -1,0 +1,191 @@
+"""Where in the user's program something happened: the cell's line, the function, the module of a network."""
+
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from jupyter_gpumem.attributes import plain_attribute
+from jupyter_gpumem.device import torch_module
+from jupyter_gpumem.frames import local_variables
+from jupyter_gpumem.provenance import CellFinder
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+_MOST_MODULES = 20_000
+_OURS = str(Path(__file__).parent)
+_LIBRARIES = ("site-packages", "dist-packages", f"{Path(threading.__file__).parent}")
+
+Spot = tuple[FrameType, int]
+"""A frame and the line it was at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in the user's program, in words that hold nothing.
+
+    ``line`` is that of the cell that ran (None outside a notebook); ``function`` the innermost function of
+    the user's, with the cell (or file) and line it was at; ``module`` the path of the innermost nn.Module.
+    """
+
+    line: int | None
+    function: str | None
+    function_cell: int | None
+    function_file: str | None
+    function_line: int | None
+    module: str | None
+
+    def words(self, cell: int | None) -> str:
+        """Write the place, for a cell of the number ``cell``."""
+        text = "this cell" if cell is None else f"cell {cell}"
+        if self.line is not None:
+            text += f" line {self.line}"
+        inner = self._inner()
+        if self.module is not None:
+            return f"{text}, in {self.module}" + (f" ({inner})" if inner else "")
+        return f"{text}, in {self.function}()" + (f" ({inner})" if inner else "") if self.function else text
+
+    def _inner(self) -> str:
+        if self.function is None or self.function_line is None:
+            return ""
+        place = f"cell {self.function_cell}" if self.function_cell is not None else self.function_file or ""
+        return f"{place} line {self.function_line}".strip()
+
+
+def running_spots(thread: threading.Thread | None = None) -> list[Spot]:
+    """Return where a thread is, outermost first: by default the main thread, which runs the cells.
+
+    Frames of this package are left out: one that held itself would be garbage that keeps the user's frames.
+    """
+    wanted = (thread or threading.main_thread()).ident
+    frame = sys._current_frames().get(wanted or 0)
+    spots: list[Spot] = []
+    while frame is not None:
+        if not _file(frame).startswith(_OURS):
+            spots.append((frame, frame.f_lineno))
+        frame = frame.f_back
+    return spots[::-1]
+
+
+def traceback_spots(errors: Iterable[BaseException]) -> list[Spot]:
+    """Return where some errors were raised, outermost first."""
+    spots: list[Spot] = []
+    for error in errors:
+        traceback: TracebackType | None = error.__traceback__
+        while traceback is not None:
+            spots.append((traceback.tb_frame, traceback.tb_lineno))
+            traceback = traceback.tb_next
+    return spots
+
+
+def find_place(shell: "InteractiveShell | None", spots: Sequence[Spot]) -> Place:
+    """Tell in which line of the cell, function and module of a network a chain of frames is."""
+    cells = CellFinder(shell)
+    start = next((at for at, (frame, _line) in enumerate(spots) if _is_cell(frame, cells)), 0)
+    spots = spots[start:]
+    users = [(frame, line) for frame, line in spots if _is_users(frame, cells)]
+    # the last one: the body of a cell that a magic runs comes after the call of the magic
+    line = next(
+        (line for frame, line in reversed(users) if _is_cell(frame, cells) and not _is_function(frame)), None
+    )
+    inner = next(((frame, line) for frame, line in reversed(users) if _is_function(frame)), None)
+    module = _module_path(shell, spots, [frame for frame, _line in users])
+    if inner is None:
+        return Place(line, None, None, None, None, module)
+    frame, inner_line = inner
+    name, cell = frame.f_code.co_name, cells.of_file(_file(frame))
+    return Place(line, name, cell, None if cell is not None else Path(_file(frame)).name, inner_line, module)
+
+
+def module_names(namespaces: Iterable[dict[str, Any]]) -> dict[int, str]:
+    """Return the path of each ``nn.Module`` that the variables of some namespaces lead to, by its address."""
+    torch = torch_module()
+    names: dict[int, str] = {}
+    if torch is None:
+        return names
+    for namespace in namespaces:
+        for name, value in list(namespace.items()):
+            if not name.startswith("_") and _is_module(value, torch):
+                _name_tree(value, name, torch, names)
+    return names
+
+
+def _name_tree(root: object, name: str, torch: ModuleType, names: dict[int, str]) -> None:
+    """Name a module and all below it, as one would type them."""
+    stack = [(root, name)]
+    while stack and len(names) < _MOST_MODULES:
+        module, path = stack.pop()
+        if names.setdefault(id(module), path) != path:
+            continue
+        children = plain_attribute(module, "_modules")
+        indexed = issubclass(type(module), (torch.nn.Sequential, torch.nn.ModuleList))
+        keyed = issubclass(type(module), torch.nn.ModuleDict)
+        for key, child in list(children.items()) if isinstance(children, dict) else ():
+            if child is not None:
+                stack.append((child, _child_path(path, str(key), indexed=indexed, keyed=keyed)))
+
+
+def _child_path(path: str, key: str, *, indexed: bool, keyed: bool) -> str:
+    if key == "_orig_mod":  # torch.compile's wrapper hands attributes on
+        return path
+    if keyed:
+        return f"{path}[{key!r}]"
+    return f"{path}[{key}]" if indexed and key.isdecimal() else f"{path}.{key}"
+
+
+def _module_path(
+    shell: "InteractiveShell | None", spots: Sequence[Spot], users: Sequence[FrameType]
+) -> str | None:
+    torch = torch_module()
+    if torch is None:
+        return None
+    inner = [
+        own
+        for frame, _line in spots
+        if _may_be_method(frame)
+        if (own := _own_module(frame, torch)) is not None
+    ]
+    if not inner:
+        return None
+    namespaces = [] if shell is None else [shell.user_ns]
+    namespaces += [dict(local_variables(frame)) for frame in users if _is_function(frame)]
+    names = module_names(namespaces)
+    known = [names[id(module)] for module in inner if id(module) in names]
+    return known[-1] if known else str(type.__dict__["__name__"].__get__(type(inner[-1])))
+
+
+def _own_module(frame: FrameType, torch: ModuleType) -> object | None:
+    own = dict(local_variables(frame)).get("self")
+    return own if _is_module(own, torch) else None
+
+
+def _may_be_method(frame: FrameType) -> bool:
+    code = frame.f_code
+    return code.co_argcount > 0 and code.co_varnames[0] == "self"
+
+
+def _is_module(value: object, torch: ModuleType) -> bool:
+    return issubclass(type(value), torch.nn.Module)
+
+
+def _is_cell(frame: FrameType, cells: CellFinder) -> bool:
+    return cells.of_file(_file(frame)) is not None
+
+
+def _is_function(frame: FrameType) -> bool:
+    return frame.f_code.co_name != "<module>"
+
+
+def _is_users(frame: FrameType, cells: CellFinder) -> bool:
+    file = _file(frame)
+    if _is_cell(frame, cells):
+        return True
+    return not (file.startswith(("<", _OURS)) or any(part in file for part in _LIBRARIES))
+
+
+def _file(frame: FrameType) -> str:
+    return frame.f_code.co_filename
