@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from jupyter_gpumem import nvml
+from jupyter_gpumem import cuts, nvml
 from jupyter_gpumem.allocator import Layout, has_context, layout_of, read_layouts
 from jupyter_gpumem.device import current_probe
 from jupyter_gpumem.explain import Explained, RoleSum, explain
@@ -20,6 +20,7 @@ from jupyter_gpumem.parts import (
     whole_account,
 )
 from jupyter_gpumem.quick import quick_account
+from jupyter_gpumem.reach import Reach
 from jupyter_gpumem.sizes import format_bytes
 from jupyter_gpumem.snapshot import DeviceSnapshot, MemoryProbe
 from jupyter_gpumem.tensors import Census, LiveStorage, take_census
@@ -52,13 +53,14 @@ def take_account(shell: "InteractiveShell | None" = None, device: int | None = N
     if probe.kind == "host":
         census = take_census(kind="host")
         account = host_account(probe, probe.snapshot(0), _sums_by_role(census.storages), census.notes)
-        return (_advised(account, shell),)
+        return (_advised(account, _keepers(shell, "host")),)
     started = [index for index in probe.devices() if has_context(index)]
     every = started or range(max(nvml.device_count(), 1))
     found = take_census(kind=probe.kind) if started else None
     layouts = read_layouts()
+    keepers = _keepers(shell, probe.kind) if started else ()
     return tuple(
-        _advised(_device_account(probe, index, layouts, found), shell)
+        _advised(_device_account(probe, index, layouts, found), keepers)
         if found is not None and index in started
         else account_before_start(probe, index, look_around(index))
         for index in (every if device is None else (device,))
@@ -132,9 +134,23 @@ def _outside_note(explained: Explained) -> tuple[str, ...]:
     return (f"{format_bytes(explained.outside_bytes)} of {whose} came from another library or process",)
 
 
-def _advised(account: Account, shell: "InteractiveShell | None") -> Account:
+def _advised(account: Account, keepers: tuple[str, ...]) -> Account:
     kernels = {
         one.name.notebook: one.used_bytes for one in account.neighbours or () if one.name.notebook is not None
     }
     sizes = {part.key: part.nbytes for part in account.parts}
-    return replace(account, next_step=best_step(sizes, kernels, account.total_bytes))
+    return replace(account, next_step=best_step(sizes, kernels, account.total_bytes, keepers))
+
+
+def _keepers(shell: "InteractiveShell | None", kind: str) -> tuple[str, ...]:
+    """Name what IPython keeps by itself that holds memory: results, the last error, the debugger."""
+    if shell is None:
+        return ()
+    wanted = Reach(shell, kind).holds_memory
+    outputs = [name for name in cuts.cut_outputs(shell, wanted, dry_run=True) if name.startswith("Out[")]
+    names = [f"{outputs[0]} and others" if len(outputs) > 1 else outputs[0]] if outputs else []
+    if cuts.error_holds(shell, wanted):
+        names.append("the last error")
+    if wanted(getattr(shell.InteractiveTB, "pdb", None)):
+        names.append("the ended %debug session")
+    return tuple(names)

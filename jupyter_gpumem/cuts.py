@@ -143,6 +143,11 @@ def cut_error(shell: "InteractiveShell | None") -> str | None:
     return description
 
 
+def error_holds(shell: "InteractiveShell | None", wanted: Wanted) -> bool:
+    """Tell whether the last error, with its frames and chain, holds what ``wanted`` says yes to."""
+    return any(wanted(error) for error in _last_errors(shell))
+
+
 def has_debugger(shell: "InteractiveShell | None") -> bool:
     """Tell whether IPython keeps a debugger, as it does after ``%debug``."""
     return shell is not None and getattr(shell.InteractiveTB, "pdb", None) is not None

@@ -1,6 +1,6 @@
 """The one thing to do next, read off an account."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jupyter_gpumem.sizes import format_bytes
@@ -9,10 +9,11 @@ _MIN_BYTES = 1024**2
 # free parts of used segments are ordinary; they matter when they are this part of the device
 _FRAGMENTED_PART = 0.05
 
+_LOOK = "%gpumem leaks"
 # key of a part, what is said of it, what to run; of equal sizes the first is taken
 _STEPS = (
     ("returnable", "in torch's cache, free for others once returned", "%gpu_free"),
-    ("tensors", "in tensors that are no part of a model", "%gpumem leaks"),
+    ("tensors", "in tensors that are no part of a model", _LOOK),
     ("gradients", "of gradients, made anew by the next backward", "optimizer.zero_grad(set_to_none=True)"),
     ("private_free", "idle in private pools of CUDA graphs", "torch.compiler.reset(), or del the graph"),
     (
@@ -33,7 +34,10 @@ class NextStep:
 
 
 def best_step(
-    sizes: Mapping[str, int | None], kernels: Mapping[str, int | None], total_bytes: int | None
+    sizes: Mapping[str, int | None],
+    kernels: Mapping[str, int | None],
+    total_bytes: int | None,
+    keepers: Sequence[str] = (),
 ) -> NextStep | None:
     """Return the step that is about most bytes; ``None`` where none is about a mebibyte.
 
@@ -45,6 +49,8 @@ def best_step(
         Bytes by notebook of this user's other kernels on the device.
     total_bytes
         What the device has.
+    keepers
+        What IPython keeps by itself that holds memory: ``Out[3]``, the last error.
     """
     tensors = (sizes.get("saved") or 0) + (sizes.get("other_tensors") or 0)
     fragmented = sizes.get("fragmented") or 0
@@ -57,6 +63,8 @@ def best_step(
         for notebook, nbytes in kernels.items()
     ]
     best = max(steps, key=lambda step: step.nbytes)
+    if keepers and best.code == _LOOK:
+        best = NextStep(f"{best.text}, some kept by {' and '.join(keepers)}", "%gpu_free", best.nbytes)
     return best if best.nbytes >= _MIN_BYTES else None
 
 

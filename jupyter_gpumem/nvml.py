@@ -222,7 +222,12 @@ def _guarded(module: ModuleType, name: str, *arguments: object) -> Any:  # noqa:
     # an old pynvml lacks a name, an old driver a symbol
     try:
         function: Callable[..., Any] = getattr(module, name)
-        return function(*arguments)
+        try:
+            return function(*arguments)
+        except module.NVMLError_Uninitialized:
+            # the user's own nvmlShutdown() ended it for everybody
+            module.nvmlInit()
+            return function(*arguments)
     except (module.NVMLError, AttributeError, TypeError, ValueError, OSError):
         return None
 

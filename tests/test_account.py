@@ -15,7 +15,7 @@ from jupyter_gpumem.explain import explain
 from jupyter_gpumem.next_step import best_step
 from jupyter_gpumem.parts import outer_parts
 from jupyter_gpumem.tensors import LiveStorage
-from tests.conftest import empty_gpu
+from tests.conftest import Shell, empty_gpu
 
 MIB = 1024**2
 GIB = 1024**3
@@ -231,6 +231,24 @@ def test_an_account_keeps_nothing_alive() -> None:
     assert accounts[0].allocated_bytes == before
 
 
+def test_the_next_step_knows_what_ipython_keeps(shell: Shell) -> None:
+    shell.run("import torch\nmine = torch.empty(5 << 20, dtype=torch.uint8, device='cuda')")
+    shell.run("def f():\n    1 / 0")
+    shell.run("f()")
+    shell.run("1 + 1")
+    steps = [take_account(shell.ip)[0].next_step]
+    shell.run("def f():\n    x = torch.ones(9, device='cuda')\n    1 / 0")
+    shell.run("f()")
+    steps.append(take_account(shell.ip)[0].next_step)
+    shell.run("mine")
+    steps.append(take_account(shell.ip)[0].next_step)
+    assert [step.code for step in steps if step is not None] == ["%gpumem leaks", "%gpu_free", "%gpu_free"]
+    assert steps[1] is not None
+    assert steps[1].text.endswith("some kept by the last error")
+    assert steps[2] is not None
+    assert steps[2].text.endswith("some kept by Out[7] and the last error")
+
+
 def run_alone(code: str, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -249,7 +267,8 @@ TAKE = "from jupyter_gpumem.account import take_account; accounts = take_account
 
 def test_before_cuda_starts_nothing_is_started_and_the_others_are_told() -> None:
     code = "simgpu.configure(other_processes=[(4242, 1 << 30, 1)])\n" + TAKE
-    code += "print(torch.cuda.is_initialized(), [a.notes[0] for a in accounts], accounts[1].part('others').nbytes)"
+    code += "others = accounts[1].part('others').nbytes\n"
+    code += "print(torch.cuda.is_initialized(), [a.notes[0] for a in accounts], others)"
     told = "CUDA not started: nothing of this process is on a GPU yet"
     assert run_alone(SIMULATED + code) == f"False {[told, told]} {GIB}\n"
 

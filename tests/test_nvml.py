@@ -123,6 +123,24 @@ def test_a_process_in_both_lists_counts_once_and_an_unknown_size_stays_unknown(
     assert library.processes(None) == (ProcessUse(9, 300), ProcessUse(7, 100), ProcessUse(8, None))
 
 
+def test_the_users_own_shutdown_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pynvml
+
+    assert nvml.own_bytes(0) is not None
+    started, real = [False], pynvml.nvmlDeviceGetMemoryInfo
+
+    def memory(handle: object) -> object:
+        if not started[0]:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+        return real(handle)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: started.__setitem__(0, True))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", memory)
+    use = nvml.read_device(0)
+    assert use is not None
+    assert use.total_bytes == 24 * GIB
+
+
 def test_a_forked_child_starts_its_own_library() -> None:
     assert nvml.read_device(0) is not None
     before = nvml._state.get()
