@@ -23,6 +23,7 @@ from jupyter_gpumem.cells import CellRecorder
 from jupyter_gpumem.config import GpuMemConfig
 from jupyter_gpumem.device import current_probe, limit_bytes, set_limit
 from jupyter_gpumem.errors import GpuMemError
+from jupyter_gpumem.heap import collector_paused
 from jupyter_gpumem.history import History
 from jupyter_gpumem.render.layout import Block, Page, Span, code, quiet, size
 from jupyter_gpumem.sidebar import Sidebar
@@ -87,9 +88,11 @@ class GpuMem(Magics, GpuMemConfig):
             gpumem_cell_parser().parse_line(line)
             self.shell.run_cell(f"%%gpumem {line}\n{cell}")
             return None
-        options = gpumem_parser().parse_line(line)
-        command: Callable[[Namespace], Any] = getattr(self, f"_{options.command or 'account'}")
-        return command(options)
+        # looking frees nothing: what this allocates must not set off the collector
+        with collector_paused():
+            options = gpumem_parser().parse_line(line)
+            command: Callable[[Namespace], Any] = getattr(self, f"_{options.command or 'account'}")
+            return command(options)
 
     @no_var_expand
     @line_magic

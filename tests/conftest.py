@@ -161,7 +161,10 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
     yield Shell(ipython)
     if "jupyter_gpumem" in ipython.extension_manager.loaded:
         ipython.run_line_magic("unload_ext", "jupyter_gpumem")
-    ipython.run_line_magic("reset", "-f")
+    # what `%reset -f` clears, without its three collections
+    ipython.user_ns.clear()
+    ipython.user_ns_hidden.clear()
+    ipython.displayhook._ = ipython.displayhook.__ = ipython.displayhook.___ = None
     ipython.InteractiveTB.tb = None
     ipython.InteractiveTB.pdb = None
     ipython.last_execution_result = None
