@@ -93,6 +93,11 @@ def test_names_are_escaped_in_html() -> None:
     assert "&lt;opt&gt;" in page
 
 
+def test_each_row_of_the_table_has_as_many_cells() -> None:
+    table = free_page(report()).blocks[0]
+    assert {len(row) for row in table.rows} == {4}
+
+
 def test_many_holders_are_cut_short_and_small_ones_not_listed() -> None:
     many = FreeReport((), (), (), held=held(*(holder(f"x{i}", MIB, "del x") for i in range(11))))
     assert to_text(free_page(many)).splitlines()[-1] == "             3 more   → %gpumem leaks"

@@ -77,7 +77,8 @@ def _table(report: FreeReport, index: int) -> Block:
 
 def _figures(word: str, snapshot: DeviceSnapshot, host: bool) -> Row:
     reserved = Span("") if host else size(snapshot.reserved_bytes, "strong")
-    return (Span(word, style="strong"), size(snapshot.allocated_bytes, "strong"), reserved)
+    # as many cells as every other row, or HTML would stretch the last one
+    return (Span(word, style="strong"), size(snapshot.allocated_bytes, "strong"), reserved, "")
 
 
 def _step_rows(report: FreeReport, index: int) -> Iterator[Row]:
