@@ -3,6 +3,7 @@
 import builtins
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from inspect import CO_NEWLOCALS
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ _UNDERSCORES = ("_", "__", "___")
 # the first exists from Python 3.12 on
 _LAST = ("last_exc", "last_type", "last_value", "last_traceback")
 _ERROR_ATTRIBUTES = ("tb", "etype", "evalue")
+# whose frames stand below and above the user's own
+_MACHINERY = frozenset({"IPython", "ipykernel", "traitlets", "decorator", "jupyter_gpumem"})
 _RESULT_ERRORS = ("error_before_exec", "error_in_exec")
 
 # the interpreter's own slots: a class may override the attribute, and its code is not ours to run
@@ -146,6 +149,27 @@ def cut_error(shell: "InteractiveShell | None") -> str | None:
 def error_holds(shell: "InteractiveShell | None", wanted: Wanted) -> bool:
     """Tell whether the last error, with its frames and chain, holds what ``wanted`` says yes to."""
     return any(wanted(error) for error in _last_errors(shell))
+
+
+def error_may_hold(shell: "InteractiveShell | None", wanted: Wanted) -> bool:
+    """Tell whether dropping the last error could free anything.
+
+    A mistyped name in a cell keeps nothing and stays for ``%debug``. An error out of a function may hold
+    what only C++ knows of.
+    """
+    return error_holds(shell, wanted) or any(map(_has_user_frame, _chain(_last_errors(shell))))
+
+
+def _has_user_frame(error: BaseException) -> bool:
+    """Tell whether an error went through a function that is neither IPython's nor ours."""
+    trace: TracebackType | None = _TRACEBACK.__get__(error)
+    while trace is not None:
+        frame = trace.tb_frame
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if frame.f_code.co_flags & CO_NEWLOCALS and package not in _MACHINERY:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def has_debugger(shell: "InteractiveShell | None") -> bool:

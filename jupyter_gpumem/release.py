@@ -75,7 +75,8 @@ def free(
     if not keep_outputs:
         meter.step("outputs", lambda: cuts.cut_outputs(shell, wanted, dry_run=dry_run))
     if not keep_errors:
-        meter.step("error", lambda: _free_error(shell, dry_run))
+        if cuts.error_may_hold(shell, wanted):
+            meter.step("error", lambda: _free_error(shell, dry_run))
         meter.step("debugger", lambda: _free_debugger(shell, dry_run))
     if not dry_run:
         _free_workspaces_and_cache(meter)

@@ -184,6 +184,22 @@ def test_keep_errors_keeps_what_debug_needs(gpu: Shell) -> None:
     assert report.notes == ()
 
 
+def test_a_mistyped_name_stays_for_debug(gpu: Shell) -> None:
+    gpu.run("kept = T(1)")
+    gpu.run("prnt(kept)")
+    error = sys.last_value
+    report = free(gpu.ip)
+    assert sys.last_value is error
+    assert (items(report, "error"), report.notes) == ((), ())
+
+
+def test_an_error_out_of_a_function_goes_whatever_it_holds(gpu: Shell) -> None:
+    gpu.run("def f():\n    return prnt(1)")
+    gpu.run("f()")
+    assert items(free(gpu.ip), "error") == ("NameError in cell 3",)
+    assert not hasattr(sys, "last_value")
+
+
 def test_a_hostile_exception_is_cut_without_running_its_code(gpu: Shell) -> None:
     gpu.run(
         "class E(Exception):\n"
