@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from jupyter_gpumem import simgpu
-from jupyter_gpumem.account import Account, take_account
+from jupyter_gpumem.account import NO_BLOCKS, Account, take_account
 from jupyter_gpumem.blocks import Block
 from jupyter_gpumem.explain import explain
 from jupyter_gpumem.next_step import best_step
 from jupyter_gpumem.parts import outer_parts
-from jupyter_gpumem.tensors import LiveStorage
+from jupyter_gpumem.tensors import Census, LiveStorage
 from tests.conftest import Shell, empty_gpu
 
 MIB = 1024**2
@@ -208,6 +208,32 @@ def test_what_nvml_does_not_tell_is_unknown_and_the_rest_still_sums(fault: str) 
     assert up_to(account, "total") == account.total_bytes
     assert up_to(account, "reserved") == torch.cuda.memory_reserved()
     assert kept is not None
+
+
+def test_an_allocator_that_shows_no_blocks_leaves_the_cache_undivided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("jupyter_gpumem.allocator.shows_blocks", lambda: False)
+    kept = torch.nn.Linear(300, 300, bias=False).cuda()
+    account = account_of(0)
+    check_sums(account)
+    assert part_bytes(account, "parameters") == 360_000
+    assert part_bytes(account, "unmatched") == torch.cuda.memory_allocated() - 360_000
+    assert part_bytes(account, "cache") == torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    assert account.notes == (NO_BLOCKS,)
+    assert kept.in_features == 300
+
+
+def test_a_scan_cut_short_leaves_allocated_memory_undivided(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = Census("cuda", (), False, ("the time budget ended the search (heap)",))
+    monkeypatch.setattr("jupyter_gpumem.account.take_census", lambda **_options: cut)
+    kept = torch.empty(MIB, device="cuda")
+    account = account_of(0)
+    check_sums(account)
+    assert part_bytes(account, "tensors") == 4 * MIB
+    assert account.part("unexplained") is None
+    assert account.notes == cut.notes
+    assert kept.numel() == MIB
 
 
 def test_figures_that_contradict_each_other_are_unknown() -> None:
