@@ -59,8 +59,9 @@ def activate(memory: str | int = "24GiB", devices: int = 1) -> None:
 
     Each device has ``memory`` bytes in all and the other properties of an NVIDIA H100 SXM5. The first use of
     a device takes a context of 512 MiB (an eighth of a device smaller than 4 GiB), as on a real one. cuDNN
-    and cuDNN's attention are turned off, because torch does not fall back from a cuDNN that finds no driver.
-    The first call on a machine compiles for some seconds. A second call with the same arguments does nothing.
+    and cuDNN's attention are turned off, because torch does not fall back from a cuDNN that finds no driver;
+    so is the validation of arguments in ``torch.distributions``, because computed values are not real. The
+    first call on a machine compiles for some seconds. A second call with the same arguments does nothing.
 
     Parameters
     ----------
@@ -232,6 +233,8 @@ def _import_torch(folder: Path) -> None:
         raise GpuMemError(f"torch cannot be imported ({error}); repair it and restart the kernel") from error
     torch.backends.cudnn.enabled = False
     torch.backends.cuda.enable_cudnn_sdp(False)
+    # a standard deviation is 0 like every number here, and would be refused
+    torch.distributions.Distribution.set_default_validate_args(False)
 
 
 def _set_others(running: _Running, processes: Sequence[tuple[int, int] | tuple[int, int, int]]) -> None:
