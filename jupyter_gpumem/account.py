@@ -67,9 +67,7 @@ def take_account(shell: "InteractiveShell | None" = None, device: int | None = N
     )
 
 
-def _device_account(
-    probe: MemoryProbe, device: int, layouts: Mapping[int, Layout] | None, census: Census
-) -> Account:
+def _device_account(probe: MemoryProbe, device: int, layouts: Mapping[int, Layout] | None, census: Census) -> Account:
     snapshot, around = probe.snapshot(device), look_around(device)
     own = None if around.use is None else around.use.own_bytes
     if layouts is None:
@@ -135,9 +133,7 @@ def _outside_note(explained: Explained) -> tuple[str, ...]:
 
 
 def _advised(account: Account, keepers: tuple[str, ...]) -> Account:
-    kernels = {
-        one.name.notebook: one.used_bytes for one in account.neighbours or () if one.name.notebook is not None
-    }
+    kernels = {one.name.notebook: one.used_bytes for one in account.neighbours or () if one.name.notebook is not None}
     sizes = {part.key: part.nbytes for part in account.parts}
     return replace(account, next_step=best_step(sizes, kernels, account.total_bytes, keepers))
 

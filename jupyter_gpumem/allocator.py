@@ -62,8 +62,7 @@ def read_layouts() -> dict[int, Layout] | None:
     if not shows_blocks():
         return None
     return {
-        device: layout_of(tuple(blocks))
-        for device, blocks in groupby(read_blocks(), key=lambda block: block.device)
+        device: layout_of(tuple(blocks)) for device, blocks in groupby(read_blocks(), key=lambda block: block.device)
     }
 
 

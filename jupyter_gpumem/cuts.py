@@ -19,18 +19,14 @@ _MACHINERY = frozenset({"IPython", "ipykernel", "traitlets", "decorator", "jupyt
 _RESULT_ERRORS = ("error_before_exec", "error_in_exec")
 
 # the interpreter's own slots: a class may override the attribute, and its code is not ours to run
-_CAUSE, _CONTEXT, _TRACEBACK = (
-    vars(BaseException)[name] for name in ("__cause__", "__context__", "__traceback__")
-)
+_CAUSE, _CONTEXT, _TRACEBACK = (vars(BaseException)[name] for name in ("__cause__", "__context__", "__traceback__"))
 # Python 3.10 has no groups
 _GROUP: type | None = getattr(builtins, "BaseExceptionGroup", None)
 
 Wanted = Callable[[object], bool]
 
 
-def cut_outputs(
-    shell: "InteractiveShell | None", wanted: Wanted, *, dry_run: bool = False
-) -> tuple[str, ...]:
+def cut_outputs(shell: "InteractiveShell | None", wanted: Wanted, *, dry_run: bool = False) -> tuple[str, ...]:
     """Drop IPython's copies of the results that ``wanted`` says yes to; return their names.
 
     The copies are ``Out``, ``_N``, ``_``, ``__``, ``___``, those of the display hook, the hidden

@@ -76,9 +76,7 @@ def other_names(shell: "InteractiveShell", names: Sequence[str]) -> tuple[tuple[
     variables = user_variables(shell)
     found = []
     for name in names:
-        others = tuple(
-            other for other, value in variables if value is shell.user_ns[name] and other not in names
-        )
+        others = tuple(other for other, value in variables if value is shell.user_ns[name] and other not in names)
         found += [(name, others)] if others else []
     return tuple(found)
 

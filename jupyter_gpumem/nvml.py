@@ -108,18 +108,18 @@ class _Library:
         self._module = _start()
         self._handles: dict[tuple[int, bool], Any] = {}
 
-    def call(self, name: str, *arguments: object) -> Any:  # noqa: ANN401 - pynvml is untyped
+    def call(self, name: str, *arguments: object) -> Any:
         """Call NVML by name; ``None`` where it, the driver or the card cannot answer."""
         return None if self._module is None else _guarded(self._module, name, *arguments)
 
-    def handle(self, device: int) -> Any:  # noqa: ANN401 - an opaque pointer
+    def handle(self, device: int) -> Any:
         """Return NVML's handle of torch's device, remembered once found."""
         key = (device, cuda_started())
         if self._module is not None and self._handles.get(key) is None:
             self._handles[key] = self._find(device)
         return self._handles.get(key)
 
-    def _find(self, device: int) -> Any:  # noqa: ANN401 - an opaque pointer
+    def _find(self, device: int) -> Any:
         """Match by UUID, then by PCI address, then by the environment's list of visible devices."""
         properties = _properties(device)
         uuid = getattr(properties, "uuid", None)
@@ -163,7 +163,7 @@ class _Library:
         handle = self.call("nvmlDeviceGetHandleByIndex", index)
         return "" if handle is None else _as_text(self.call(question, handle)) or ""
 
-    def processes(self, handle: Any) -> tuple[ProcessUse, ...] | None:  # noqa: ANN401 - an opaque pointer
+    def processes(self, handle: Any) -> tuple[ProcessUse, ...] | None:
         """List the processes on a device, most bytes first; ``None`` where the driver does not tell."""
         compute = self.call("nvmlDeviceGetComputeRunningProcesses", handle)
         if compute is None:
@@ -218,7 +218,7 @@ def _start() -> ModuleType | None:
     return pynvml  # type: ignore[no-any-return]  # untyped
 
 
-def _guarded(module: ModuleType, name: str, *arguments: object) -> Any:  # noqa: ANN401 - pynvml is untyped
+def _guarded(module: ModuleType, name: str, *arguments: object) -> Any:
     # an old pynvml lacks a name, an old driver a symbol
     try:
         function: Callable[..., Any] = getattr(module, name)
@@ -232,7 +232,7 @@ def _guarded(module: ModuleType, name: str, *arguments: object) -> Any:  # noqa:
         return None
 
 
-def _properties(device: int) -> Any:  # noqa: ANN401 - torch's own type
+def _properties(device: int) -> Any:
     """Return torch's properties of a device; asking before CUDA runs would start it."""
     torch = torch_module()
     if torch is None or not cuda_started() or device >= torch.cuda.device_count():

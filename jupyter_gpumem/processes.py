@@ -83,7 +83,7 @@ def _command(arguments: Sequence[str]) -> str | None:
     return " ".join([os.path.basename(arguments[0]), *arguments[1:]]).strip() or None
 
 
-def _connection_file(arguments: Sequence[str], process: Any) -> Path | None:  # noqa: ANN401 - psutil is untyped
+def _connection_file(arguments: Sequence[str], process: Any) -> Path | None:
     """Find the connection file among a kernel's arguments (``-f FILE``, ``--f=FILE``)."""
     for argument in arguments[1:]:
         path = Path(argument.rpartition("=")[2])
@@ -124,7 +124,7 @@ def _running_sessions() -> dict[str, str]:
     return sessions
 
 
-def _sessions_of(server: Any) -> dict[str, str]:  # noqa: ANN401 - whatever the file held
+def _sessions_of(server: Any) -> dict[str, str]:
     """Ask one server on this machine; its token is sent to a loopback address and nowhere else."""
     url, token, root = (_text(server, key) for key in ("url", "token", "root_dir"))
     if url is None or urlsplit(url).hostname not in _LOOPBACK:
@@ -147,13 +147,13 @@ def _sessions_of(server: Any) -> dict[str, str]:  # noqa: ANN401 - whatever the 
     return sessions
 
 
-def _read_json(path: Path) -> Any:  # noqa: ANN401 - whatever the file held
+def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except _READ_ERRORS:
         return None
 
 
-def _text(values: Any, key: str) -> str | None:  # noqa: ANN401 - whatever the file held
+def _text(values: Any, key: str) -> str | None:
     value = values.get(key) if isinstance(values, dict) else None
     return value if isinstance(value, str) and value else None

@@ -54,9 +54,7 @@ def test_a_kernel_is_named_by_the_notebook_in_its_connection_file(runtime: Path,
     assert "secret" not in json.dumps(name.to_dict())
 
 
-@pytest.mark.parametrize(
-    "content", [None, "", "{", "[]", '{"jupyter_session": 3}', '{"jupyter_session": ""}']
-)
+@pytest.mark.parametrize("content", [None, "", "{", "[]", '{"jupyter_session": 3}', '{"jupyter_session": ""}'])
 def test_without_a_readable_file_the_kernel_environment_tells(
     runtime: Path, kernel_process: int, content: str | None
 ) -> None:

@@ -238,9 +238,7 @@ def test_the_steps_sum_to_what_was_there_before_and_is_there_now(gpu: Shell) -> 
         assert before.reserved_bytes - after.reserved_bytes == sum(back[1] for back in backs)
         assert after.allocated_bytes == torch.cuda.memory_allocated(device)
         assert after.reserved_bytes == torch.cuda.memory_reserved(device)
-    assert report.freed_bytes == sum(
-        given_back(report, step.key, d)[0] for step in report.steps for d in range(3)
-    )
+    assert report.freed_bytes == sum(given_back(report, step.key, d)[0] for step in report.steps for d in range(3))
 
 
 def test_all_takes_every_variable_with_gpu_memory_and_no_other(gpu: Shell) -> None:
@@ -336,14 +334,10 @@ def test_a_live_graph_keeps_its_workspaces(gpu: Shell, body: str) -> None:
 
 
 def test_nothing_is_returned_while_a_graph_is_captured(gpu: Shell) -> None:
-    gpu.run(
-        "a = torch.ones(64, 64, device='cuda'); b = T(30); del b; g = torch.cuda.CUDAGraph(); reports = []"
-    )
+    gpu.run("a = torch.ones(64, 64, device='cuda'); b = T(30); del b; g = torch.cuda.CUDAGraph(); reports = []")
     gpu.run("from jupyter_gpumem.release import free, free_running, free_cache")
     gpu.run(
-        "with torch.cuda.graph(g):\n"
-        "    b = a + 1\n"
-        "    reports += [free(get_ipython()), free_running(), free_cache()]"
+        "with torch.cuda.graph(g):\n    b = a + 1\n    reports += [free(get_ipython()), free_running(), free_cache()]"
     )
     whole, running, cache = gpu.ns["reports"]
     assert note(whole, "cache") == note(cache, "cache") == CAPTURE_KEEPS_CACHE

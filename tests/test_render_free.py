@@ -43,9 +43,7 @@ def report() -> FreeReport:
         steps=(
             FreeStep("names", ("model", "<opt>"), (Change(0, -5 * GIB, 0), Change(1, 0, 0), Change(2, 0, 0))),
             FreeStep("outputs", ("Out[9]", "_9", "_"), (Change(0, 0, 0), Change(1, 0, 0), Change(2, 0, 0))),
-            FreeStep(
-                "error", ("ValueError in cell 12",), (Change(0, -GIB, 0), Change(1, -MIB, 0), Change(2, 0, 0))
-            ),
+            FreeStep("error", ("ValueError in cell 12",), (Change(0, -GIB, 0), Change(1, -MIB, 0), Change(2, 0, 0))),
             FreeStep("debugger", (), (Change(0, 0, 0), Change(1, 0, 0), Change(2, 0, 0))),
             FreeStep("garbage", (), (Change(0, -64 * MIB, 0), Change(1, 0, 0), Change(2, 0, 0))),
             FreeStep("workspaces", note=GRAPH_KEEPS_WORKSPACES),

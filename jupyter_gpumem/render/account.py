@@ -81,10 +81,7 @@ def _head(account: Account) -> Row:
         Span(account.label, style="strong"),
         Span(account.name, style="quiet"),
         Span(format_bytes(account.total_bytes), exact(account.total_bytes), "strong"),
-        *(
-            (Span("simulated", "the simulated GPU: real allocator, no real values", "quiet"),)
-            * account.simulated
-        ),
+        *((Span("simulated", "the simulated GPU: real allocator, no real values", "quiet"),) * account.simulated),
     )
 
 

@@ -124,7 +124,5 @@ def _output_words(items: Iterable[str]) -> str:
     outputs = [name for name in names if name.startswith("Out[")]
     if not outputs:
         return ", ".join(names)
-    copies = (
-        "" if len(names) == len(outputs) else " and its copies" if len(outputs) == 1 else " and their copies"
-    )
+    copies = "" if len(names) == len(outputs) else " and its copies" if len(outputs) == 1 else " and their copies"
     return ", ".join(outputs) + copies
