@@ -12,7 +12,7 @@ from jupyter_gpumem.errors import GpuMemError
 from jupyter_gpumem.sizes import parse_bytes
 
 
-class HelpShown(Exception):
+class HelpShown(Exception):  # noqa: N818 - no error: the way out of argparse
     """``--help`` was asked for and has been printed: nothing else is to be done."""
 
 

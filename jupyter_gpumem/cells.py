@@ -49,9 +49,7 @@ class DeviceChange:
     def swing_bytes(self) -> int:
         """The largest change of any kind within the scope: what decides whether it is worth a line."""
         start = self.before.allocated_bytes if self.before else 0
-        return max(
-            abs(self.allocated_delta_bytes), abs(self.reserved_delta_bytes), self.peak_allocated_bytes - start
-        )
+        return max(abs(self.allocated_delta_bytes), abs(self.reserved_delta_bytes), self.peak_allocated_bytes - start)
 
 
 @dataclass(slots=True)

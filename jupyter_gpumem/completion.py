@@ -2,8 +2,14 @@
 
 from typing import Any
 
-from jupyter_gpumem.arguments import gpu_fit_parser, gpu_free_parser, gpumem_cell_parser, gpumem_parser
-from jupyter_gpumem.arguments import subparsers_of, words_of
+from jupyter_gpumem.arguments import (
+    gpu_fit_parser,
+    gpu_free_parser,
+    gpumem_cell_parser,
+    gpumem_parser,
+    subparsers_of,
+    words_of,
+)
 
 MAGICS = ("%gpumem", "%%gpumem", "%gpu_free", "%%gpu_fit")
 

@@ -29,4 +29,6 @@ class GpuMemConfig(Configurable):
         config=True
     )
     interval = Float(0.5, min=0.05, help="Seconds between samples of the panel.").tag(config=True)
-    open_sidebar = Bool(True, help="Open the sidebar by itself the first time the extension is loaded.").tag(config=True)
+    open_sidebar = Bool(True, help="Open the sidebar by itself the first time the extension is loaded.").tag(
+        config=True
+    )

@@ -38,7 +38,11 @@ def cuda_possible() -> bool:
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in _HIDDEN:
         return False
     torch = torch_module()
-    if torch is not None and getattr(torch.version, "cuda", None) is None and getattr(torch.version, "hip", None) is None:
+    if (
+        torch is not None
+        and getattr(torch.version, "cuda", None) is None
+        and getattr(torch.version, "hip", None) is None
+    ):
         return False
     if os.name == "nt":
         return Path(os.environ.get("SYSTEMROOT", r"C:\Windows"), "System32", "nvcuda.dll").exists()
@@ -118,7 +122,7 @@ class CudaProbe:
 
 
 class HostProbe:
-    """This process's resident memory, where there is no CUDA device."""
+    """The resident memory of this process, where there is no CUDA device."""
 
     kind = "host"
 

@@ -49,10 +49,16 @@ class Extension:
             self._shell.events.register(event, callback)
         self._shell.input_transformer_manager.cleanup_transforms.append(strip_magic_line)
         for magic in MAGICS:
-            self._shell.set_hook("complete_command", complete, str_key=magic)
-        formatters = self._shell.display_formatter.formatters
-        formatters["text/plain"].for_type(History, lambda value, p, _cycle: p.text(to_text(history_page(value.records))))
+            self._shell.set_hook("complete_command", complete, str_key=magic)  # type: ignore[no-untyped-call]  # IPython
+        formatters = self._formatters()
+        formatters["text/plain"].for_type(
+            History, lambda value, p, _cycle: p.text(to_text(history_page(value.records)))
+        )
         formatters["text/html"].for_type(History, lambda value: to_html(history_page(value.records)))
+
+    def _formatters(self) -> dict[str, Any]:
+        formatter = self._shell.display_formatter
+        return {} if formatter is None else formatter.formatters
 
     def untie(self) -> None:
         """Take back everything; safe to call twice."""
@@ -67,11 +73,11 @@ class Extension:
             for name in names:
                 shell.magics_manager.magics[kind].pop(name, None)
         with contextlib.suppress(ValueError):
-            shell.configurables.remove(self.magics)
+            shell.configurables.remove(self.magics)  # type: ignore[arg-type]  # IPython says only shells are in it
         for magic in MAGICS:
             shell.strdispatchers["complete_command"].strs.pop(magic, None)
         for mime in ("text/plain", "text/html"):
-            shell.display_formatter.formatters[mime].pop(History, None)
+            self._formatters()[mime].pop(History, None)
         self.magics.sidebar.close()
         tracker.uninstall()
 
@@ -81,6 +87,8 @@ class Extension:
         def guarded(argument: Any) -> None:
             try:
                 callback(argument)
+            except KeyboardInterrupt:
+                show(self._shell, Page((Block(((Span("the report was interrupted", style="quiet"),),)),)))
             except Exception as error:
                 self.untie()
                 text = f"jupyter_gpumem stopped recording: {type(error).__name__}: {error}"

@@ -23,7 +23,7 @@ class History:
 
         Sizes are in bytes, ``seconds`` in seconds, ``started_at`` in seconds since the epoch.
         """
-        rows = []
+        rows: list[dict[str, Any]] = []
         for record in self.records:
             cell = record.to_dict()
             devices = cell.pop("devices") or [dict.fromkeys(_DEVICE_COLUMNS)]

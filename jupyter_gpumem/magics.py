@@ -54,6 +54,8 @@ def _answers(method: Magic) -> Magic:
 class GpuMem(Magics, GpuMemConfig):
     """GPU memory of each cell, who holds it, and how to get it back."""
 
+    shell: "InteractiveShell"
+
     def __init__(self, shell: "InteractiveShell", **options: Any) -> None:
         super().__init__(shell=shell, **options)
         self.recorder = CellRecorder(exact=lambda: self.peak == "exact")
@@ -179,9 +181,7 @@ class GpuMem(Magics, GpuMemConfig):
         from jupyter_gpumem.leaks import find_leaks
         from jupyter_gpumem.render.leaks import leaks_page
 
-        report = find_leaks(
-            self.shell, device=options.device, min_bytes=options.min, budget_seconds=self.scan_seconds
-        )
+        report = find_leaks(self.shell, device=options.device, min_bytes=options.min, budget_seconds=self.scan_seconds)
         show(self.shell, leaks_page(report, limit=options.n))
 
     def _advise(self, _options: Namespace) -> None:

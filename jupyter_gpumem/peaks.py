@@ -74,9 +74,11 @@ class Scope:
         self._merged: dict[int, Counters] = {}
 
     def fold(self, device: int, reading: Counters) -> None:
+        """Keep a reading made just before a reset."""
         self._folds.setdefault(device, _Folds()).add(reading)
 
     def end(self, after: dict[int, Counters]) -> None:
+        """Take the counters the scope ends with."""
         self._after = after
 
     @property

@@ -9,10 +9,15 @@ from jupyter_gpumem.peaks import tracker
 from tests.conftest import Kernel, Shell, empty_gpu
 
 MIB = 1 << 20
+TAKE = """
+import torch
+def take(mib, device=0):
+    return torch.empty(mib << 20, dtype=torch.uint8, device=f"cuda:{device}")
+"""
 
 
 @pytest.fixture(autouse=True)
-def _clean_gpu():
+def _clean_gpu() -> None:
     torch.empty(1, device="cuda")
     empty_gpu()
 
@@ -27,7 +32,7 @@ def last(shell: Shell) -> CellRecord:
 
 @pytest.fixture
 def loaded(shell: Shell) -> Shell:
-    shell.run("import torch\ndef take(mib, device=0): return torch.empty(mib << 20, dtype=torch.uint8, device=f'cuda:{device}')")
+    shell.run(TAKE)
     shell.run("%load_ext jupyter_gpumem")
     return shell
 
@@ -210,7 +215,9 @@ def test_a_real_kernel_shows_the_line_under_the_cell_also_when_interrupted(gpu_k
     outputs = gpu_kernel.run("import time\ny = torch.empty(32 << 20, dtype=torch.uint8, device='cuda')\ntime.sleep(60)")
     assert outputs.error == "KeyboardInterrupt"
     assert "KeyboardInterrupt" in outputs.text
-    outputs = gpu_kernel.run("import asyncio\nawait asyncio.sleep(0)\nz = torch.empty(8 << 20, dtype=torch.uint8, device='cuda')")
+    outputs = gpu_kernel.run(
+        "import asyncio\nawait asyncio.sleep(0)\nz = torch.empty(8 << 20, dtype=torch.uint8, device='cuda')"
+    )
     assert "(+8.00 MiB)" in outputs.text
 
 

@@ -65,7 +65,9 @@ def test_every_text_is_escaped() -> None:
 
 
 def test_a_bar_fills_its_width_in_proportion() -> None:
-    bar = Bar((("a", 1, "red", "█"), ("b", 1, "blue", "▓"), ("none", 0, "green", "x"), ("rest", 2, "grey", "─")), 4, width=8)
+    bar = Bar(
+        (("a", 1, "red", "█"), ("b", 1, "blue", "▓"), ("none", 0, "green", "x"), ("rest", 2, "grey", "─")), 4, width=8
+    )
     assert to_text(Page((Block((), bar=bar),))) == "██▓▓────"
 
 

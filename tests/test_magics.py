@@ -11,13 +11,18 @@ from jupyter_gpumem.cellmagic import detail_options, strip_magic_line
 from tests.conftest import Shell, empty_gpu
 
 MIB = 1 << 20
+TAKE = """
+import torch
+def take(mib, device=0):
+    return torch.empty(mib << 20, dtype=torch.uint8, device=f"cuda:{device}")
+"""
 
 
 @pytest.fixture
 def loaded(shell: Shell) -> Shell:
     torch.empty(1, device="cuda")
     empty_gpu()
-    shell.run("import torch\ndef take(mib, device=0): return torch.empty(mib << 20, dtype=torch.uint8, device=f'cuda:{device}')")
+    shell.run(TAKE)
     shell.run("%load_ext jupyter_gpumem")
     return shell
 
@@ -78,7 +83,7 @@ def test_the_cell_in_detail_names_what_became_of_the_variables(loaded: Shell) ->
     outputs = loaded.run("%%gpumem\ndel a\nb = take(8)\nnew = [take(4), take(2)]\ncount = 3")
     rows = [line.split() for line in outputs.text.splitlines()]
     assert rows[0] == ["GPU", "0", "before", "after", "delta", "peak"]
-    assert rows[1] == "allocated 112 MiB 30.0 MiB −82.0 MiB 112 MiB".split()
+    assert rows[1] == ["allocated", "112", "MiB", "30.0", "MiB", "−82.0", "MiB", "112", "MiB"]
     assert rows[-3:] == [
         ["a", "64.0", "MiB", "deleted"],
         ["b", "8.00", "MiB", "replaced"],
@@ -105,7 +110,9 @@ def test_the_body_of_a_detailed_cell_runs_natively(loaded: Shell) -> None:
 def test_the_detail_works_above_and_below_other_cell_magics(loaded: Shell, head: str) -> None:
     outputs = loaded.run(f"{head}\nx = take(64)")
     assert outputs.error is None
-    assert [line.split()[:3] for line in outputs.text.splitlines() if line.startswith("allocated")] == [["allocated", "0", "B"]]
+    assert [line.split()[:3] for line in outputs.text.splitlines() if line.startswith("allocated")] == [
+        ["allocated", "0", "B"]
+    ]
     assert loaded.ns["x"].nbytes == 64 * MIB
 
 
@@ -136,7 +143,7 @@ def test_history_is_a_table_files_and_a_frame(loaded: Shell, tmp_path: Path) -> 
     loaded.run(f"history = %gpumem history --csv {tmp_path / 'h.csv'} --json {tmp_path / 'h.json'}")
     history: Any = loaded.ns["history"]
     frame = history.to_pandas()
-    assert list(frame["allocated_delta_bytes"])[0] == 64 * MIB
+    assert frame["allocated_delta_bytes"].iloc[0] == 64 * MIB
     assert frame["status"].iloc[-1] == "ZeroDivisionError"
     saved = json.loads((tmp_path / "h.json").read_text())
     assert saved[0]["devices"][0]["peak_allocated_bytes"] == 64 * MIB

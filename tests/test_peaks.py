@@ -168,9 +168,7 @@ class OnlyOne(Program):
 
     def close(self) -> None:
         if self.stack and self.stack.pop() == self.number:
-            self.peaks = {
-                device: peaks_of(torch.cuda.memory_stats_as_nested_dict(device)) for device in range(DEVICES)
-            }
+            self.peaks = {device: peaks_of(torch.cuda.memory_stats_as_nested_dict(device)) for device in range(DEVICES)}
 
 
 def peaks_of(counters: dict[str, Any], prefix: str = "") -> dict[str, int]:

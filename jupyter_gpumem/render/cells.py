@@ -8,7 +8,6 @@ from jupyter_gpumem.sizes import format_bytes, format_delta
 from jupyter_gpumem.variables import VariableChange
 
 
-
 def line_page(record: CellRecord, changes: Sequence[DeviceChange]) -> Page:
     """Write the quiet line after a cell: one row for each device that moved."""
     rows = tuple(_line(record, change, first=index == 0) for index, change in enumerate(changes))
@@ -48,7 +47,11 @@ def _line(record: CellRecord, change: DeviceChange, *, first: bool) -> Row:
         Span(change.label, style="quiet"),
         _with_delta("", after.allocated_bytes, change.allocated_delta_bytes),
         _peak(change),
-        *(() if change.label == "RAM" else (_with_delta("reserved ", after.reserved_bytes, change.reserved_delta_bytes),)),
+        *(
+            ()
+            if change.label == "RAM"
+            else (_with_delta("reserved ", after.reserved_bytes, change.reserved_delta_bytes),)
+        ),
         _device_use(change),
         Span(f"{record.seconds or 0:.1f} s" if first else "", style="quiet", right=True),
         *_flags(record, first=first),
