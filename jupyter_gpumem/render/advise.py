@@ -1,4 +1,4 @@
-"""Advice: a row for each, most bytes first, with the code to change."""
+"""Advice: a few lines for each, most bytes first, with the code to change."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,7 +14,9 @@ def advise_page(advice: Sequence[Advice]) -> Page:
 
 
 def advice_rows(advice: Sequence[Advice]) -> Iterator[Row]:
-    """Write the bytes and the label of each, then the code on a line of its own."""
+    """Write the bytes and the label of each, then the code and what else to know, on lines of their own."""
     for one in advice:
-        yield size(one.nbytes), Span(one.label), *((quiet(one.note),) if one.note else ())
+        yield size(one.nbytes), Span(one.label)
         yield "", code(one.code)
+        if one.note:
+            yield "", quiet(f"  {one.note}")
