@@ -48,11 +48,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         check=True,
         cwd=BINDER.parent,
         env={
-            **{
-                name: value
-                for name, value in os.environ.items()
-                if name not in ("XDG_CACHE_HOME", "PYTHONPATH")
-            },
+            **{name: value for name, value in os.environ.items() if name not in ("XDG_CACHE_HOME", "PYTHONPATH")},
             "PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(home),
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
@@ -64,9 +60,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_post_build_installs_the_package_and_its_sidebar(built: tuple[Path, Path]) -> None:
     environment, _home = built
     code = "import jupyter_gpumem, sys; print(jupyter_gpumem.__file__.startswith(sys.prefix))"
-    done = subprocess.run(
-        [environment / "bin/python", "-c", code], cwd="/", capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([environment / "bin/python", "-c", code], cwd="/", capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "True"
     assert (environment / "share/jupyter/labextensions/jupyter_gpumem/package.json").is_file()

@@ -115,9 +115,7 @@ def test_only_the_named_modules_know_a_library(module: str) -> None:
 
 
 def run_python(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent)
     return done.stdout.strip()
 
 
@@ -147,8 +145,6 @@ def test_loading_the_extension_after_torch_starts_no_cuda(kernel: Kernel) -> Non
     kernel.run("from jupyter_gpumem import simgpu; simgpu.activate('24GiB', devices=2); import torch")
     kernel.run("%load_ext jupyter_gpumem")
     kernel.run("on_the_host = torch.ones(10)")
-    outputs = kernel.run(
-        "print(torch.cuda.is_initialized(), [torch._C._cuda_hasPrimaryContext(d) for d in (0, 1)])"
-    )
+    outputs = kernel.run("print(torch.cuda.is_initialized(), [torch._C._cuda_hasPrimaryContext(d) for d in (0, 1)])")
 
     assert outputs.stdout.strip() == "False [False, False]"

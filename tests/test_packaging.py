@@ -13,9 +13,7 @@ from packaging.requirements import Requirement
 import jupyter_gpumem
 
 ROOT = Path(__file__).parents[1]
-SOURCES = {
-    path.relative_to(ROOT).as_posix() for path in (ROOT / "jupyter_gpumem").rglob("*") if path.is_file()
-}
+SOURCES = {path.relative_to(ROOT).as_posix() for path in (ROOT / "jupyter_gpumem").rglob("*") if path.is_file()}
 SHIPPED = {path for path in SOURCES if "__pycache__" not in path}
 DATA = "jupyter_gpumem-{version}.data/data/share/jupyter/labextensions/jupyter_gpumem/"
 
