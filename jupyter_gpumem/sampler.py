@@ -16,6 +16,7 @@ _FINE_SECONDS = 300.0
 
 _BUCKET_SECONDS = 5.0
 
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One device at one moment, in seconds of ``time.monotonic()``; sizes in bytes."""
@@ -144,7 +145,7 @@ class Sampler:
         """Call ``tick`` once, in the calling thread, as the thread does."""
         try:
             self._tick()
-        except Exception as error:  # noqa: BLE001 - see the class
+        except Exception as error:
             self.failure = error.with_traceback(None)
         else:
             self.failure = None

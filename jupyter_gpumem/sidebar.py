@@ -46,18 +46,18 @@ class Sidebar:
         comm.get_comm_manager().register_target(TARGET, self._opened)
         self._take(comm.create_comm(target_name=TARGET, data={"reveal": bool(self._options.open_sidebar)}))
 
-    def _opened(self, channel: Any, _message: Any) -> None:  # noqa: ANN401 - comm.BaseComm is untyped
+    def _opened(self, channel: Any, _message: Any) -> None:
         """Take a comm that a front end opened by itself."""
         if not self._closed:
             self._take(channel)
 
-    def _take(self, channel: Any) -> None:  # noqa: ANN401 - comm.BaseComm is untyped
+    def _take(self, channel: Any) -> None:
         let_clicks_use_the_subshell(channel)
         channel.on_msg(lambda message: self._received(channel, message["content"]["data"]))
         channel.on_close(lambda _message: self._lost(channel))
         self._comms.append(channel)
 
-    def _received(self, channel: Any, data: dict[str, Any]) -> None:  # noqa: ANN401 - comm.BaseComm is untyped
+    def _received(self, channel: Any, data: dict[str, Any]) -> None:
         """Hear a window of the front end: it is there, it shows the panel, it no longer does."""
         method, client = data.get("method"), str(data.get("client"))
         if method == "hello":
@@ -71,7 +71,7 @@ class Sidebar:
             self._viewers.discard(client)
         self._tell_panel()
 
-    def _lost(self, channel: Any) -> None:  # noqa: ANN401 - comm.BaseComm is untyped
+    def _lost(self, channel: Any) -> None:
         """Note that a comm was closed: at once where the front end has no sidebar."""
         if channel in self._comms:
             self._comms.remove(channel)

@@ -3,7 +3,7 @@
 from typing import Any
 
 
-def let_clicks_use_the_subshell(owner: Any) -> None:  # noqa: ANN401 - a widget or whatever has a comm
+def let_clicks_use_the_subshell(owner: Any) -> None:
     """Take a click at once while a cell runs, where front end and ipykernel have subshells.
 
     ipykernel 7.4 sends what comes in on a comm to the shell that published on it last: the busy main one.

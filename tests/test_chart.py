@@ -72,7 +72,9 @@ def test_a_spike_of_one_sample_among_thousands_is_drawn_at_its_height() -> None:
 
 
 def test_the_peak_of_a_cell_is_marked_though_no_sample_saw_it() -> None:
-    drawn = render_chart(chart(flat(*[GIB] * 60), [CellMark(10, 20, 3, "f()", peak_bytes=8 * GIB)], total_bytes=8 * GIB))
+    drawn = render_chart(
+        chart(flat(*[GIB] * 60), [CellMark(10, 20, 3, "f()", peak_bytes=8 * GIB)], total_bytes=8 * GIB)
+    )
     assert path(drawn, "p") == "M50 1h50"
 
 
@@ -117,6 +119,11 @@ def test_a_swallowed_out_of_memory_is_marked_once() -> None:
     assert 'left:25% title="Out of memory"' in drawn
 
 
+def test_the_sample_that_sees_a_failed_cell_s_trouble_adds_no_second_mark() -> None:
+    cells = [CellMark(10, 30, 7, "big()", status="OutOfMemoryError", out_of_memory=True)]
+    assert render_chart(chart(flat(1), cells, kills=(30.4,))).count("<u ") == 1
+
+
 def test_every_name_is_escaped() -> None:
     evil = "<script>alert(1)</script>\" onmouseover='x' <img src=x onerror=y>"
     drawn = render_chart(
@@ -139,7 +146,9 @@ def test_a_busy_hour_fits_the_bytes_allowed(max_bytes: int) -> None:
         Sample(i / 2, (i * 7919) % 2000 * 8 * MIB, (i * 104729) % 2000 * 8 * MIB, (i * 1299709) % 2500 * 8 * MIB)
         for i in range(7200)
     ]
-    cells = [CellMark(i * 36, i * 36 + 30, i, f"step({i}) & 'quoted' <text> " * 4, peak_bytes=i * GIB) for i in range(100)]
+    cells = [
+        CellMark(i * 36, i * 36 + 30, i, f"step({i}) & 'quoted' <text> " * 4, peak_bytes=i * GIB) for i in range(100)
+    ]
     drawn = render_chart(chart(samples, cells, end=3600.0, total_bytes=24 * GIB), max_bytes)
     assert len(drawn.encode()) <= max_bytes
 

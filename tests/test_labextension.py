@@ -39,7 +39,9 @@ def test_the_package_names_the_script_and_the_version_of_the_python_package(pack
 
 
 def test_the_wheel_places_it_where_jupyter_looks() -> None:
-    shared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-data"]
+    shared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"][
+        "shared-data"
+    ]
     assert shared == {"jupyter_gpumem/labextension": "share/jupyter/labextensions/jupyter_gpumem"}
 
 

@@ -12,6 +12,7 @@ from ipywidgets.widgets.widget import _instances
 from jupyter_gpumem import nvml
 from jupyter_gpumem.cells import CellRecord
 from jupyter_gpumem.errors import GpuMemError
+from jupyter_gpumem.holders import DeviceLeaks, Holder, LeakReport, Release
 from jupyter_gpumem.monitor import Monitor
 from jupyter_gpumem.panel import Panel, actions
 from jupyter_gpumem.processes import ProcessName
@@ -132,7 +133,9 @@ def setup(monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
     monkeypatch.setattr(nvml, "device_count", lambda: 0)
     probe, recorder = FakeProbe(), FakeRecorder()
     probe.put(GIB)
-    shell = SimpleNamespace(kernel=SimpleNamespace(io_loop=SimpleNamespace(add_callback=lambda f, *a: loop.append(lambda: f(*a)))))
+    shell = SimpleNamespace(
+        kernel=SimpleNamespace(io_loop=SimpleNamespace(add_callback=lambda f, *a: loop.append(lambda: f(*a))))
+    )
     monitor = Monitor(recorder, clock=lambda: now[0], wall=lambda: 0.0, probe=lambda: probe)  # type: ignore[arg-type]  # fakes
     widgets_before = set(_instances)
     panel = Panel(shell, recorder, SimpleNamespace(interval=0.5), monitor=monitor)  # type: ignore[arg-type]  # fakes
@@ -148,12 +151,20 @@ def content_bytes(sent: list[dict[str, Any]]) -> int:
 
 
 def record(number: int, started: float, ended: float | None, name: str = "x = f()") -> CellRecord:
-    return CellRecord(name, started, 0.0, number=number, ended=ended, seconds=None if ended is None else ended - started)
+    return CellRecord(
+        name, started, 0.0, number=number, ended=ended, seconds=None if ended is None else ended - started
+    )
 
 
 def free_report(returned: int, **options: Any) -> FreeReport:
-    steps = (FreeStep("garbage", ("2 cycles",), (Change(0, -returned, 0),)), FreeStep("cache", (), (Change(0, 0, -returned),)))
-    before, after = DeviceSnapshot(0, GIB, GIB, None, None), DeviceSnapshot(0, GIB - returned, GIB - returned, None, None)
+    steps = (
+        FreeStep("garbage", ("2 cycles",), (Change(0, -returned, 0),)),
+        FreeStep("cache", (), (Change(0, 0, -returned),)),
+    )
+    before, after = (
+        DeviceSnapshot(0, GIB, GIB, None, None),
+        DeviceSnapshot(0, GIB - returned, GIB - returned, None, None),
+    )
     return FreeReport((before,), steps, (after,), **options)
 
 
@@ -183,7 +194,9 @@ def test_a_change_is_one_small_message(setup: Setup) -> None:
     setup.tick()
     for step in range(300):
         setup.probe.put((step * 7919) % 23 * GIB + step * MIB, 23 * GIB, used=23 * GIB + step)
-        setup.recorder.records.append(record(step, setup.now[0], setup.now[0] + 0.4, "model = Net(width=4096)  # " + "x" * 80))
+        setup.recorder.records.append(
+            record(step, setup.now[0], setup.now[0] + 0.4, "model = Net(width=4096)  # " + "x" * 80)
+        )
         sent = setup.tick()
         assert len(sent) == 1
         assert content_bytes(sent) <= 2600
@@ -250,7 +263,9 @@ def test_the_simulated_gpu_is_called_simulated(setup: Setup) -> None:
     assert ">simulated<" in setup.html
 
 
-def test_before_cuda_has_started_it_says_so_and_names_what_nvml_knows(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_before_cuda_has_started_it_says_so_and_names_what_nvml_knows(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(nvml, "device_count", lambda: 1)
     use = nvml.DeviceUse("NVIDIA <L4>", None, 0, 24 * GIB, None, None, False, None)
     monkeypatch.setattr(nvml, "read_device", lambda _device, **_options: use)
@@ -359,7 +374,8 @@ def test_a_click_within_a_click_does_nothing(setup: Setup, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("error", "words"), [(GpuMemError("no such name"), "no such name"), (KeyError("<k>"), "That failed: KeyError: &#x27;&lt;k&gt;&#x27;")]
+    ("error", "words"),
+    [(GpuMemError("no such name"), "no such name"), (KeyError("<k>"), "That failed: KeyError: &#x27;&lt;k&gt;&#x27;")],
 )
 def test_a_click_that_fails_says_so_in_the_panel(
     setup: Setup, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
@@ -382,6 +398,118 @@ def test_find_leaks_waits_for_the_running_cell_and_looks_queued(setup: Setup, mo
         listener(cell, None)
     setup.loop.pop()()
     assert setup.button("Find leaks").value is False
+
+
+def holder(path: str, nbytes: int, **options: Any) -> Holder:
+    values: dict[str, Any] = {
+        "kind": "variable",
+        "section": "gives back",
+        "device": 0,
+        "shared_bytes": 0,
+        "shared_with": (),
+        "count": 1,
+        "expression": path,
+        "cell": 12,
+        "note": "",
+        "remedy": f"%gpu_free {path}",
+        "releases": (Release("variables", (path,)),),
+    }
+    return Holder(path, keeps_bytes=nbytes, shown_bytes=nbytes, **{**values, **options})
+
+
+def leak_report(*holders: Holder, in_use: tuple[Holder, ...] = ()) -> LeakReport:
+    device = DeviceLeaks(0, "GPU 0", GIB, GIB, 0, 0, holders, in_use, ())
+    return LeakReport("cuda", (device,), 0.25, True, True, ())
+
+
+@pytest.fixture
+def looked(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Setup]:
+    """Press Find leaks, and let it find what the test gives."""
+    monkeypatch.setattr("jupyter_gpumem.account.take_account", lambda _shell: ())
+
+    def look(report: LeakReport) -> Setup:
+        monkeypatch.setattr("jupyter_gpumem.leaks.find_leaks", lambda _shell: report)
+        setup.click("Find leaks")
+        return setup
+
+    return look
+
+
+def test_holders_are_listed_with_path_bytes_cell_and_remedy(looked: Callable[..., Setup]) -> None:
+    setup = looked(
+        leak_report(holder("<b>x</b>", 3 * GIB), holder("y", MIB, at_most=True, shared_bytes=5, shared_with=("z",)))
+    )
+    for text in (
+        "&lt;b&gt;x&lt;/b&gt;",
+        "3.00 GiB",
+        "cell 12",
+        "→ %gpu_free y",
+        "≤ 1.00 MiB",
+        "shares 5 B with z",
+        "0.25 s",
+    ):
+        assert text in setup.html
+    assert "<b>x</b>" not in setup.html
+
+
+def test_of_many_holders_twenty_are_shown_and_the_rest_are_summed(looked: Callable[..., Setup]) -> None:
+    setup = looked(leak_report(*(holder(f"x{n}", MIB) for n in range(23))))
+    assert len(setup.panel._actions._holders.rows) == 20
+    assert "3 more, 3.00 MiB together" in setup.html
+
+
+def test_only_what_a_program_can_release_has_a_button(looked: Callable[..., Setup]) -> None:
+    setup = looked(leak_report(holder("a", MIB), holder("b", MIB, releases=())))
+    assert [len(row.children) for row in setup.panel._actions._holders.rows] == [2, 1]
+
+
+def press(setup: Setup, row: int) -> None:
+    setup.panel._actions._holders.rows[row].children[1].click()
+
+
+def test_release_acts_on_its_row_and_looks_again(looked: Callable[..., Setup], monkeypatch: pytest.MonkeyPatch) -> None:
+    released: list[str] = []
+
+    def release(_shell: object, one: Holder) -> FreeReport:
+        released.append(one.path)
+        return free_report(MIB)
+
+    monkeypatch.setattr("jupyter_gpumem.release.release_holder", release)
+    setup = looked(leak_report(holder("a", MIB), holder("b", MIB)))
+    monkeypatch.setattr("jupyter_gpumem.leaks.find_leaks", lambda _shell: leak_report(holder("a", MIB)))
+    press(setup, 1)
+    assert released == ["b"]
+    assert len(setup.panel._actions._holders.rows) == 1
+    assert "1.00 MiB given back to the device" in setup.html
+
+
+def test_what_is_in_use_is_released_only_after_a_question(
+    looked: Callable[..., Setup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released: list[str] = []
+    monkeypatch.setattr(
+        "jupyter_gpumem.release.release_holder", lambda _shell, one: (released.append(one.path), free_report(MIB))[1]
+    )
+    setup = looked(leak_report(in_use=(holder("model", MIB, section="in use"),)))
+    setup.panel._actions._holders._clock = lambda: setup.now[0]
+    press(setup, 0)
+    press(setup, 0)
+    assert released == []
+    assert setup.button("In use: really?") is not None
+    setup.now[0] += 1
+    press(setup, 0)
+    assert released == ["model"]
+
+
+def test_beside_a_running_cell_no_row_is_released(
+    looked: Callable[..., Setup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jupyter_gpumem.release.release_holder", lambda *_: pytest.fail("a cell is running"))
+    setup = looked(leak_report(holder("a", MIB)))
+    setup.recorder.current = record(1, 0.0, None)
+    press(setup, 0)
+    assert "names are left alone" in setup.html
+    assert not setup.panel._actions._holders.rows[0].children[1].disabled
 
 
 def test_closing_leaves_no_widget_no_thread_and_no_listener(setup: Setup) -> None:
@@ -409,7 +537,9 @@ def test_the_subshell_override_is_a_no_op_without_the_private_name() -> None:
 def test_neither_matplotlib_nor_torch_is_imported_by_it(kernel: Any) -> None:
     kernel.run("from jupyter_gpumem.cells import CellRecorder; import types, sys")
     kernel.run("from jupyter_gpumem.panel import Panel")
-    kernel.run("p = Panel(get_ipython(), CellRecorder(), types.SimpleNamespace(interval=0.5)); p.show(); p._sampler.step()")
+    kernel.run(
+        "p = Panel(get_ipython(), CellRecorder(), types.SimpleNamespace(interval=0.5)); p.show(); p._sampler.step()"
+    )
     assert kernel.run("[m for m in ('torch', 'matplotlib', 'pandas') if m in sys.modules]").result == "[]"
     assert kernel.run("p._sampler.failure").result is None
     assert kernel.run("p.close(); p._sampler.running").result == "False"

@@ -159,4 +159,6 @@ def test_the_panel_below_a_cell_draws_in_a_real_kernel(gpu_kernel: Any) -> None:
     assert gpu_kernel.run("panel._sampler.failure").result is None
     assert gpu_kernel.run("'4.00 MiB' in panel._live.value").result == "True"
     gpu_kernel.run("%unload_ext jupyter_gpumem")
-    assert gpu_kernel.run("import threading; [t.name for t in threading.enumerate() if 'gpumem' in t.name]").result == "[]"
+    assert (
+        gpu_kernel.run("import threading; [t.name for t in threading.enumerate() if 'gpumem' in t.name]").result == "[]"
+    )

@@ -9,7 +9,6 @@ import ipywidgets as w
 
 from jupyter_gpumem.errors import GpuMemError
 from jupyter_gpumem.panel.holders import Holders
-from jupyter_gpumem.subshell import let_clicks_use_the_subshell
 from jupyter_gpumem.render import panel as draw
 from jupyter_gpumem.render.panel_words import free_words, leak_words
 
@@ -47,7 +46,7 @@ class Actions:
         self._device = device
         self._clock = clock
         self._one_at_a_time = threading.Lock()
-        self._answered = float("-inf")
+        self._answered: tuple[object, float] = (None, float("-inf"))
         self.answers = 0
         """How many clicks have been acted on."""
         self._waiting = False
@@ -86,19 +85,21 @@ class Actions:
             return
         waits = False
         try:
-            waits = self._answer(act)
+            waits = self._answer(button, act)
         finally:
             if not waits:
                 button.value = False
 
-    def _answer(self, act: Callable[[], Sequence[str] | None]) -> bool:
-        """Act and show the answer, unless something is under way or just done; return whether it has to wait."""
-        if self._clock() - self._answered <= _SAME_CLICK_SECONDS or not self._one_at_a_time.acquire(blocking=False):
+    def _answer(self, asked: object, act: Callable[[], Sequence[str] | None]) -> bool:
+        """Act and show the answer, unless something is under way or this just done; return whether it has to wait."""
+        last, when = self._answered
+        again = last == asked and self._clock() - when <= _SAME_CLICK_SECONDS
+        if again or not self._one_at_a_time.acquire(blocking=False):
             return False
         try:
             words = self._words(act)
         finally:
-            self._answered = self._clock()
+            self._answered = (asked, self._clock())
             self.answers += 1
             self._one_at_a_time.release()
         if words is None:
@@ -112,7 +113,7 @@ class Actions:
             return act()
         except GpuMemError as error:
             return (str(error),)
-        except Exception as error:  # noqa: BLE001 - ipykernel would log it under whichever cell ran last
+        except Exception as error:
             return (f"That failed: {type(error).__name__}: {error}",)
 
     def _free_memory(self) -> Sequence[str]:
@@ -163,7 +164,7 @@ class Actions:
             self._look()
             return words
 
-        self._answer(act)
+        self._answer(holder.path, act)
 
     def _cell_ended(self, record: "CellRecord", _result: Any) -> None:
         """Do what waited, once IPython is done with the cell."""
@@ -181,7 +182,8 @@ class Actions:
         """Return the cache that a click during the cell could not."""
         from jupyter_gpumem import release
 
-        self._result.value = draw.render_result(self._words(lambda: free_words(release.free_cache())))
+        words = self._words(lambda: free_words(release.free_cache()))
+        self._result.value = draw.render_result(words or ())
         self._changed()
 
 

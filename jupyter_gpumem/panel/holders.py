@@ -45,9 +45,9 @@ class Holders:
         """Show who can give memory back, the largest first, then what is in use."""
         self.clear()
         found = [*report.holders, *report.in_use]
-        several = len(report.devices) > 1
+        several = sum(device.allocated_bytes > 0 for device in report.devices) > 1
         self._rows.children = [self._row(holder, several) for holder in found[:_MOST_ROWS]]
-        self._heading.value = draw.render_heading("Held by") if found else ""
+        self._heading.value = draw.render_heading(time.strftime("Held by, at %H:%M:%S")) if found else ""
         self._more.value = draw.render_more(found[_MOST_ROWS:])
 
     def _row(self, holder: "Holder", several_devices: bool) -> w.HBox:
@@ -67,7 +67,10 @@ class Holders:
             waited = self._clock() - asked[0]
             if not must_ask or _TOO_SOON_SECONDS < waited < _TOO_LATE_SECONDS:
                 button.disabled = True
-                self._release(holder)
+                try:
+                    self._release(holder)
+                finally:
+                    button.disabled = False
             elif waited >= _TOO_LATE_SECONDS:
                 asked[0] = self._clock()
                 button.description = "In use: really?"

@@ -8,11 +8,11 @@ from jupyter_gpumem import nvml
 from jupyter_gpumem.monitor import Monitor, Reading
 from jupyter_gpumem.panel.actions import Actions
 from jupyter_gpumem.panel.closing import close_all
-from jupyter_gpumem.subshell import let_clicks_use_the_subshell
 from jupyter_gpumem.render import panel as draw
 from jupyter_gpumem.render.chart import render_chart
 from jupyter_gpumem.sampler import Sampler
 from jupyter_gpumem.sizes import format_bytes
+from jupyter_gpumem.subshell import let_clicks_use_the_subshell
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -40,8 +40,14 @@ class Panel:
     """
 
     def __init__(
-        self, shell: "InteractiveShell", recorder: "CellRecorder", options: PanelOptions, *, monitor: Monitor | None = None
+        self,
+        shell: "InteractiveShell",
+        recorder: "CellRecorder",
+        options: PanelOptions,
+        *,
+        monitor: Monitor | None = None,
     ) -> None:
+        self._shell = shell
         self._options = options
         self._monitor = monitor or Monitor(recorder)
         self._recorder = recorder
@@ -76,16 +82,14 @@ class Panel:
         self._pause.observe(self._paused, "value")
 
     def _parts(self) -> list[w.Widget]:
-        choose = w.HBox([self._devices, self._window, self._pause])
+        choose = w.HBox([self._window, self._pause])
         choose.add_class("gm-choose")
         live = w.Box([self._names, self._live])
         live.add_class("gm-live")
-        return [w.HTML(draw.css()), self._head, live, self._lines, choose, self._busy]
+        return [w.HTML(draw.css()), self._head, self._devices, live, self._lines, choose, self._busy]
 
     def show(self) -> None:
         """Show the panel below the running cell."""
-        from IPython.display import display
-
         self._inline = True
         self._follow_viewers()
         place = w.VBox([self.widget])
@@ -98,7 +102,7 @@ class Panel:
             },
             "text/plain": "The GPU memory panel: live in a running notebook, not saved with it.",
         }
-        display(data, raw=True)
+        self._shell.display_pub.publish(data)
 
     def moved_to_sidebar(self) -> None:
         """Leave the places below cells: a sidebar has answered, and shows the panel."""
@@ -149,10 +153,11 @@ class Panel:
         if not reading.snapshots:
             state: object = self._monitor.clock() // _NOT_STARTED_SECONDS
             if state != self._drawn:
-                self._draw_not_started()
+                self._draw_not_started(reading)
                 self._drawn = state
             return
-        device = self._device if self._device in reading.snapshots else min(reading.snapshots)
+        chosen = self._device
+        device = chosen if chosen in reading.snapshots and chosen is not None else min(reading.snapshots)
         state = self._state(reading, device)
         if state != self._drawn:
             # a chart that is not due yet stays, and the next tick tries again
@@ -181,7 +186,7 @@ class Panel:
         self._offer_devices(reading, device)
         self._head.value = draw.render_head(reading, device)
         self._names.value = draw.render_names(parts)
-        self._lines.value = draw.render_lines(reading.kind)
+        self._lines.value = draw.render_lines(reading.kind, limited=self._monitor.limit(device) is not None)
         figures = draw.render_figures(parts) + draw.render_devices(reading, device)
         fresh = self._draw_chart(device, snapshot.total_bytes, _TICK_BYTES - len(figures.encode()))
         self._live.value = figures + self._chart
@@ -198,13 +203,13 @@ class Panel:
         self._chart_seen, self._chart_time = seen, now
         return True
 
-    def _draw_not_started(self) -> None:
+    def _draw_not_started(self, reading: Reading) -> None:
         devices = {}
         for device in range(nvml.device_count()):
             told = nvml.read_device(device)
             if told is not None:
                 devices[f"GPU {device}"] = f"{told.name or ''} {format_bytes(told.total_bytes)}".strip()
-        self._head.value = draw.render_not_started(devices)
+        self._head.value = draw.render_not_started(devices, simulated=reading.simulated)
         self._names.value = self._live.value = self._lines.value = ""
 
     def _offer_devices(self, reading: Reading, device: int) -> None:

@@ -14,6 +14,8 @@ _COLUMNS = 100
 _DETAIL = ((1, 16, 60), (2, 14, 48), (2, 10, 32), (4, 8, 24), (4, 5, 20), (5, 3, 16), (10, 2, 12))
 """Columns drawn as one, cells, characters of a cell's first line: the first that fits the bytes allowed is drawn."""
 
+_SAMPLE_SECONDS = 1.0
+
 Column = tuple[int, int, int, int, int]
 """Where on the chart, and the first, lowest, highest and last size there."""
 
@@ -176,7 +178,7 @@ def _steps(columns: Sequence[Column], top: int) -> tuple[int, str]:
 
 
 def _path(name: str, columns: Sequence[Column], top: int) -> str:
-    start, steps = _steps(columns, top)
+    _start, steps = _steps(columns, top)
     return f'<path class=gm-{name} d="{steps}"/>' if steps else ""
 
 
@@ -248,13 +250,14 @@ def _peak_text(nbytes: int | None) -> str:
 def _out_of_memory(chart: Chart) -> str:
     """Mark where memory ran out; at most one mark for each hundredth of the width."""
     marks: dict[int, str] = {}
-    for cell in chart.cells:
-        if cell.out_of_memory and cell.ended is not None and cell.ended >= chart.start:
+    failed = [cell for cell in chart.cells if cell.out_of_memory and cell.ended is not None]
+    for cell in failed:
+        if cell.ended is not None and cell.ended >= chart.start:
             which = "a cell" if cell.number is None else f"cell {cell.number}"
             marks[_x(chart, cell.ended) * 100 // WIDTH] = f"Out of memory in {which}"
     for seconds in chart.kills:
-        if seconds >= chart.start:
+        # seen by a sample soon after: the cell that failed of it is marked already
+        in_cell = any(cell.started <= seconds <= (cell.ended or seconds) + _SAMPLE_SECONDS for cell in failed)
+        if seconds >= chart.start and not in_cell:
             marks.setdefault(_x(chart, seconds) * 100 // WIDTH, "Out of memory")
-    return "".join(
-        f'<u style=left:{at}% title="{html.escape(text)}">✕</u>' for at, text in sorted(marks.items())[-8:]
-    )
+    return "".join(f'<u style=left:{at}% title="{html.escape(text)}">✕</u>' for at, text in sorted(marks.items())[-8:])

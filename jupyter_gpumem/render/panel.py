@@ -4,6 +4,7 @@ import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import PurePath
 
 from jupyter_gpumem.cells import CellRecord
 from jupyter_gpumem.holders import Holder
@@ -15,6 +16,7 @@ from jupyter_gpumem.sizes import format_bytes
 from jupyter_gpumem.snapshot import DeviceSnapshot
 
 _PATH_CHARACTERS = 160
+_SIMULATED = '<span class=gm-badge title="Memory behaves as on a device; computed values are not real">simulated</span>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,9 @@ def _gpu_parts(snapshot: DeviceSnapshot, use: Use) -> tuple[Part, ...]:
     ]
     if rest is None or use.own_extra_bytes is None:
         parts.append(
-            Part("outside torch", rest, "o", "CUDA context, libraries and other processes; NVML does not tell them apart")
+            Part(
+                "outside torch", rest, "o", "CUDA context, libraries and other processes; NVML does not tell them apart"
+            )
         )
     else:
         extra = min(use.own_extra_bytes, rest)
@@ -89,7 +93,8 @@ def render_names(parts: Iterable[Part]) -> str:
 def render_figures(parts: Sequence[Part]) -> str:
     """Draw the stacked bar and the figures of its parts, the exact bytes as tooltips."""
     bar = "".join(
-        f'<i class=gm-s{part.style} style=flex:{_share(part, parts)} title="{part.name} {format_bytes(part.nbytes)}"></i>'
+        f"<i class=gm-s{part.style} style=flex:{_share(part, parts)} "
+        f'title="{part.name} {format_bytes(part.nbytes)}"></i>'
         for part in parts
         if part.nbytes
     )
@@ -123,29 +128,34 @@ def render_head(reading: Reading, device: int) -> str:
     label, name = reading.names[device]
     total = reading.snapshots[device].total_bytes
     size = "" if total is None else f'<span title="{exact(total)}">{format_bytes(total)}</span>'
-    badge = (
-        '<span class=gm-badge title="Memory behaves as on a device; computed values are not real">simulated</span>'
-        if reading.simulated
-        else ""
-    )
+    badge = _SIMULATED if reading.simulated else ""
     return f"<div class=gm-head><b>{html.escape(label)}</b><span>{html.escape(name)}</span>{size}{badge}</div>"
 
 
-def render_not_started(devices: Mapping[str, str]) -> str:
+def render_not_started(devices: Mapping[str, str], *, simulated: bool) -> str:
     """Say that CUDA is not started, and what is known of the devices all the same."""
+    badge = _SIMULATED if simulated else ""
     rows = "".join(f"<div><span>{html.escape(k)}</span><span>{html.escape(v)}</span></div>" for k, v in devices.items())
     return (
-        "<div class=gm-head><b>CUDA not started</b></div><div class=gm-note>This kernel has put nothing on a GPU "
-        f"yet. The figures begin with its first tensor there.</div><div class=gm-detail>{rows}</div>"
+        f"<div class=gm-head><b>CUDA not started</b>{badge}</div>"
+        "<div class=gm-note>This kernel has put nothing on a GPU yet. The figures begin with its first tensor there.</div>"
+        f"<div class='gm-detail gm-known'>{rows}</div>"
     )
 
 
-def render_lines(kind: str) -> str:
+def render_lines(kind: str, *, limited: bool) -> str:
     """Explain the lines of the chart."""
-    lines = [("a", "allocated", ""), ("r", "reserved", "5 2"), ("u", "whole device", "1.5 2.5"), ("p", "peak of a cell", "")]
+    lines = [
+        ("a", "allocated", ""),
+        ("r", "reserved", "5 2"),
+        ("u", "whole device", "1.5 2.5"),
+        ("p", "peak of a cell", ""),
+    ]
     if kind == "host":
         lines = [("a", "this process", ""), ("u", "whole machine", "1.5 2.5"), ("p", "peak of a cell", "")]
-    colours = {"a": "allocated", "r": "cached", "u": "others", "p": "text"}
+    if limited:
+        lines.append(("l", "limit", "4 2"))
+    colours = {"a": "allocated", "r": "cached", "u": "others", "p": "text", "l": "alarm"}
     spans = (
         f'<span><svg aria-hidden=true viewBox="0 0 16 8"><path d="M0 4h16" fill="none" stroke-width="2" '
         f'stroke="var(--gm-{colours[key]})" stroke-dasharray="{dash}"/></svg>{word}</span>'
@@ -173,7 +183,8 @@ def _neighbour(one: Neighbour) -> str:
     title = html.escape(name.command or "")
     if name.notebook is not None:
         return (
-            f"kernel of <b>{html.escape(shorten(name.notebook, _PATH_CHARACTERS))}</b> "
+            f'kernel of <strong title="{html.escape(name.notebook)}">'
+            f"{html.escape(shorten(PurePath(name.notebook).name, _PATH_CHARACTERS))}</strong> "
             f'<span class=gm-quiet title="{title}">pid {name.pid}</span>'
         )
     return f'<code title="{title}">{html.escape(command)}</code> <span class=gm-quiet>pid {name.pid}</span>'
@@ -191,7 +202,9 @@ def render_busy(record: CellRecord | None) -> str:
     if record is None:
         return ""
     line = html.escape(shorten(record.name, 60))
-    return f'<div class=gm-busy title="Free memory frees what is safe now, the rest after the cell">running: {line}</div>'
+    return (
+        f'<div class=gm-busy title="Free memory frees what is safe now, the rest after the cell">running: {line}</div>'
+    )
 
 
 def render_account(account: Account, when: str) -> str:
@@ -208,13 +221,16 @@ def render_account(account: Account, when: str) -> str:
         share = max(round((part.nbytes or 0) * 1000 / whole), 2)
         bar.append(f'<i style="flex:{share};background:{colour}" title="{title} · {size}"></i>')
         rows.append(
-            f'<div><span title="{title}"><span class=gm-key style="background:{colour}"></span>{html.escape(name)}</span>'
+            f'<div><span title="{title}"><span class=gm-key style="background:{colour}"></span>'
+            f"{html.escape(name)}</span>"
             f'<span title="{exact(part.nbytes)}">{size}</span></div>'
         )
+    owner = "Tensors" if account.kind == "host" else "Torch’s memory"
     label = html.escape(", ".join(f"{describe_part(part.key)[0]} {format_bytes(part.nbytes)}" for part in parts))
     return (
-        f"{render_heading(f'{account.label} at {when}')}"
-        f'<div class=gm-bar role=img aria-label="{label}">{"".join(bar)}</div><div class=gm-detail>{"".join(rows)}</div>'
+        f"{render_heading(f'{owner} at {when}')}"
+        f'<div class=gm-bar role=img aria-label="{label}">{"".join(bar)}</div>'
+        f"<div class=gm-detail>{''.join(rows)}</div>"
     )
 
 

@@ -49,12 +49,13 @@ def _step_words(report: "FreeReport") -> list[str]:
 def leak_words(report: "LeakReport") -> tuple[str, ...]:
     """Say how much can come back and how much nobody explains, device by device."""
     words = []
-    for device in report.devices:
+    held = [device for device in report.devices if device.allocated_bytes]
+    for device in held:
         back = sum(holder.shown_bytes for holder in device.holders)
         allocated = format_bytes(device.allocated_bytes)
         first = f"{format_bytes(back)} of {allocated} can be given back" if back else f"All {allocated} are in use"
         unexplained = f", {format_bytes(device.unexplained_bytes)} unexplained" if device.unexplained_bytes else ""
-        prefix = f"{device.label}: " if len(report.devices) > 1 else ""
+        prefix = f"{device.label}: " if len(held) > 1 else ""
         words.append(f"{prefix}{first}{unexplained}")
     searched = "" if report.complete else "; the search was cut short"
     return (*(words or ["Nothing is on a device"]), f"searched in {report.seconds:.2f} s{searched}", *report.notes)

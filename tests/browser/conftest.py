@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,10 +13,17 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from tests.browser.pages import Notebook
 from tests.browser.server import Server
 
-_ARGUMENTS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
-    "--disable-background-networking --disable-component-update --disable-sync"
-).split()
+OLDEST_LAB = "4.0.13"
+_ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -60,6 +69,19 @@ def lab(start_server: Callable[..., Server]) -> Server:
 @pytest.fixture(scope="session")
 def notebook7(start_server: Callable[..., Server]) -> Server:
     return start_server(app="notebook")
+
+
+@pytest.fixture(scope="session")
+def lab40(start_server: Callable[..., Server]) -> Server:
+    """Give the oldest JupyterLab that is supported, in an environment of its own that is kept for the next time."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "jupyter_gpumem" / "tests" / f"jupyterlab-{OLDEST_LAB}"
+    if not (folder / "complete").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        install = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", f"jupyterlab=={OLDEST_LAB}"]
+        subprocess.run(install, check=True)
+        (folder / "complete").touch()
+    return start_server(python=str(folder / "bin" / "python"))
 
 
 @pytest.fixture

@@ -56,7 +56,9 @@ class Server:
         self.folder.mkdir(parents=True)
         (self.root / "config" / "labconfig").mkdir(parents=True)
         disabled = {"@jupyterlab/apputils-extension:announcements": True}
-        (self.root / "config" / "labconfig" / "page_config.json").write_text(json.dumps({"disabledExtensions": disabled}))
+        (self.root / "config" / "labconfig" / "page_config.json").write_text(
+            json.dumps({"disabledExtensions": disabled})
+        )
         share = share_folder(self.root, labextension=self.labextension)
         self.port = _free_port()
         self._log = (self.root / "server.log").open("w")
@@ -64,7 +66,11 @@ class Server:
             [
                 *(self.python, "-m", "jupyter", self.app, "--allow-root", "--no-browser", "--ServerApp.ip=127.0.0.1"),
                 *(f"--ServerApp.port={self.port}", "--ServerApp.port_retries=0", "--IdentityProvider.token="),
-                *(f"--ServerApp.root_dir={self.folder}", "--expose-app-in-browser", "--ServerApp.disable_check_xsrf=True"),
+                *(
+                    f"--ServerApp.root_dir={self.folder}",
+                    "--expose-app-in-browser",
+                    "--ServerApp.disable_check_xsrf=True",
+                ),
             ],
             env=self._environment(share),
             stdout=self._log,

@@ -1,6 +1,5 @@
 """The panel at work: figures, chart, buttons, also while a cell runs."""
 
-import json
 import re
 import subprocess
 import sys
@@ -8,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import nbformat
-import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.pages import LOAD, SIMULATE, Notebook
@@ -20,8 +18,6 @@ KEEP = "import time\nx = torch.ones(1 << 28, device='cuda')"
 BUSY = """for step in range(30):
     y = torch.ones((step % 4 + 1) << 26, device='cuda'); time.sleep(0.2)
 del y"""
-
-
 
 
 def started(open_notebook: Open, server: Server, *cells: str) -> Notebook:
@@ -44,7 +40,9 @@ def test_the_figures_are_those_of_torch(lab: Server, open_notebook: Open) -> Non
     expect(sizes.nth(0)).to_have_attribute("title", f"{allocated:,} bytes")
     expect(sizes.nth(1)).to_have_attribute("title", f"{reserved - allocated:,} bytes")
     expect(notebook.panel.locator(".gm-head")).to_contain_text("simulated")
-    expect(notebook.panel.get_by_role("img").first).to_have_attribute("aria-label", re.compile("^allocated 1.00 GiB, cached"))
+    expect(notebook.panel.get_by_role("img").first).to_have_attribute(
+        "aria-label", re.compile("^allocated 1.00 GiB, cached")
+    )
     expect(notebook.panel.locator(".gm-cells [title*='Cell 2: import time · peak 1.00 GiB']")).to_have_count(1)
 
 
@@ -69,7 +67,9 @@ def test_while_a_cell_runs_the_chart_moves_and_a_click_answers_at_once(lab: Serv
 
 
 def test_without_subshells_a_click_is_visibly_queued_and_two_run_once(lab: Server, open_notebook: Open) -> None:
-    notebook = started(open_notebook, lab, "import gc\ncalls = []\ngc.callbacks.append(lambda phase, info: calls.append(1))", BUSY)
+    notebook = started(
+        open_notebook, lab, "import gc\ncalls = []\ngc.callbacks.append(lambda phase, info: calls.append(1))", BUSY
+    )
     notebook.page.evaluate(
         "() => { window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.commsOverSubshells = 'disabled' }"
     )
@@ -101,7 +101,10 @@ def test_a_click_in_the_middle_of_an_async_cell_is_safe(lab: Server, open_notebo
 
 def test_pause_stops_the_picture_and_the_window_and_device_can_be_chosen(lab: Server, open_notebook: Open) -> None:
     notebook = open_notebook(
-        lab, SIMULATE.format(devices=8) + f"\n{LOAD}", "x = [torch.ones(1 << (20 + i), device=i) for i in range(8)]", "y = x[0] + 1"
+        lab,
+        SIMULATE.format(devices=8) + f"\n{LOAD}",
+        "x = [torch.ones(1 << (20 + i), device=i) for i in range(8)]",
+        "y = x[0] + 1",
     )
     notebook.run(0, 1)
     notebook.expect_panel()
@@ -162,7 +165,9 @@ def test_the_saved_notebook_holds_no_panel_and_its_export_reads_without_javascri
     nbformat.validate(nbformat.read(saved, as_version=4))
     exported = tmp_path / "export.html"
     subprocess.run(
-        [sys.executable, "-m", "nbconvert", "--to", "html", str(saved), "--output", str(exported)], check=True, capture_output=True
+        [sys.executable, "-m", "nbconvert", "--to", "html", str(saved), "--output", str(exported)],
+        check=True,
+        capture_output=True,
     )
     plain = page.context.browser.new_context(java_script_enabled=False).new_page()  # type: ignore[union-attr]  # launched
     plain.goto(exported.as_uri())
@@ -181,6 +186,18 @@ def test_notebook_7_opens_the_panel_beside_the_notebook(notebook7: Server, open_
     notebook.page.wait_for_function("() => window.jupyterapp && window.jupyterapp.shell.currentWidget")
     notebook.command("application:toggle-panel", side="right", id="jupyter-gpumem-sidebar")
     notebook.expect_panel()
+
+
+def test_the_oldest_supported_jupyterlab_shows_it_too(lab40: Server, open_notebook: Open) -> None:
+    notebook = open_notebook(lab40, START, KEEP)
+    notebook.tab.click()
+    expect(notebook.hint).to_contain_text("%load_ext jupyter_gpumem")
+    notebook.run(0, 1)
+    notebook.expect_panel()
+    expect(notebook.panel.locator(".gm-sizes")).to_contain_text("1.00 GiB")
+    notebook.button("Free memory").click()
+    expect(notebook.answer).to_contain_text("device", timeout=20_000)
+    assert notebook.page.evaluate("() => window.jupyterapp.version").startswith("4.0.")
 
 
 def _name(notebook: Notebook) -> str:

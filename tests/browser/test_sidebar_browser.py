@@ -135,7 +135,8 @@ def test_the_kernel_draws_only_while_a_window_shows_it(lab: Server, open_noteboo
           let count = 0;
           const listen = (_, message) => { count += message.header.msg_type === 'comm_msg' ? 1 : 0 };
           kernel.iopubMessage.connect(listen);
-          await kernel.requestExecute({code: 'import time; junk = bytearray(1 << 28); time.sleep(2)', store_history: false}).done;
+          const code = 'import time; junk = bytearray(1 << 28); time.sleep(2)';
+          await kernel.requestExecute({code, store_history: false}).done;
           kernel.iopubMessage.disconnect(listen);
           return count;
         }"""

@@ -141,15 +141,20 @@
         comm.onMsg = message => {
           const told = message.content.data || {};
           if (told.model_id) this.render(entry, told.model_id);
-          if (told.method === 'reveal') this.app.shell.activateById(this.id);
+          if (told.method === 'reveal') this.reveal();
         };
         comm.onClose = () => this.drop(kernel.id, comm);
         this.entries.set(kernel.id, entry);
         this.answers.delete(kernel.id);
         this.send(entry, { method: 'hello', client: CLIENT });
-        if (data.reveal && !this.revealed.has(kernel.id)) this.app.shell.activateById(this.id);
+        if (data.reveal && !this.revealed.has(kernel.id)) this.reveal();
         this.revealed.add(kernel.id);
         this.refresh();
+      }
+
+      /* Once the layout of the last session is in place, which would close it again. */
+      reveal() {
+        void this.app.restored.then(() => this.app.shell.activateById(this.id));
       }
 
       render(entry, modelId) {
