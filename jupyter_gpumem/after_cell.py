@@ -8,6 +8,8 @@ from jupyter_gpumem.cellmagic import detail_options
 from jupyter_gpumem.cells import CellRecord, DeviceChange
 from jupyter_gpumem.config import GpuMemConfig
 from jupyter_gpumem.device import cuda_started, limit_bytes
+from jupyter_gpumem.failures import find_out_of_memory
+from jupyter_gpumem.observer import observer
 from jupyter_gpumem.render.cells import detail_page, line_page
 from jupyter_gpumem.render.layout import Block, Page, Span, code, to_html, to_text
 from jupyter_gpumem.sizes import format_bytes
@@ -15,6 +17,8 @@ from jupyter_gpumem.variables import Namespace
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
+
+    from jupyter_gpumem.oom import Watcher
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type)
 
@@ -33,9 +37,14 @@ class CellReports:
         self._config = config
         self._requests: dict[int, tuple[str, Options, Namespace]] = {}
         self._above: set[int] = set()
+        self._watcher: Watcher | None = None
+        observer.listen(self._out_of_memory)
 
     def cell_started(self, record: CellRecord, raw_cell: str) -> None:
         """Note what the cell asked for; with ``%%gpumem`` also what the variables are bound to."""
+        observer.attach()
+        if self._watcher is not None:
+            self._watcher.cell_started(record)
         options = detail_options(raw_cell)
         if options is None:
             return
@@ -54,8 +63,39 @@ class CellReports:
             return
         elif self._config.auto:
             self._show_line(record)
+        self._show_out_of_memory(record, result)
         self._show_echo(record, result)
         self._warn(record)
+
+    def close(self) -> None:
+        """Hear of no further out-of-memory error."""
+        observer.listen(None)
+
+    def forget_failures(self) -> None:
+        """Leave the failures of the cell under way unreported: ``%%gpu_fit`` has dealt with them."""
+        if self._watcher is not None:
+            self._watcher.forget()
+
+    def _watch(self) -> "Watcher":
+        """Return the watcher; what it imports is imported when memory first runs out, not in every kernel."""
+        if self._watcher is None:
+            from jupyter_gpumem.oom import Watcher
+
+            self._watcher = Watcher(self._shell)
+        return self._watcher
+
+    def _out_of_memory(self, device: int, asked: int) -> None:
+        self._watch().note(device, asked)
+
+    def _show_out_of_memory(self, record: CellRecord, result: Any) -> None:
+        raised = getattr(result, "error_in_exec", None)
+        if self._watcher is None and (raised is None or find_out_of_memory(raised) is None):
+            return
+        report = self._watch().report(record, result)
+        if report is not None:
+            from jupyter_gpumem.render.oom import oom_page
+
+            show(self._shell, oom_page(report))
 
     def _show_line(self, record: CellRecord) -> None:
         changes = [c for c in record.moved if c.swing_bytes >= self._config.min_delta_bytes]

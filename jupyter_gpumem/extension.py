@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from traitlets import TraitError
 
-from jupyter_gpumem.after_cell import CellReports, show
+from jupyter_gpumem.after_cell import show
 from jupyter_gpumem.cellmagic import strip_magic_line
 from jupyter_gpumem.completion import MAGICS, complete
 from jupyter_gpumem.config import GpuMemConfig
@@ -31,10 +31,9 @@ class Extension:
         self._shell = shell
         dropped = _drop_invalid_options(shell)
         self.magics = GpuMem(shell)
-        self._reports = CellReports(shell, self.magics)
-        recorder = self.magics.recorder
-        recorder.on_start.append(self._reports.cell_started)
-        recorder.on_end.append(self._reports.cell_ended)
+        recorder, reports = self.magics.recorder, self.magics.reports
+        recorder.on_start.append(reports.cell_started)
+        recorder.on_end.append(reports.cell_ended)
         self._events = {
             "pre_run_cell": self._guarded(recorder.pre_run_cell),
             "post_run_cell": self._guarded(recorder.post_run_cell),
@@ -78,6 +77,7 @@ class Extension:
             shell.strdispatchers["complete_command"].strs.pop(magic, None)
         for mime in ("text/plain", "text/html"):
             self._formatters()[mime].pop(History, None)
+        self.magics.reports.close()
         self.magics.sidebar.close()
         tracker.uninstall()
 

@@ -10,7 +10,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
 
 from jupyter_gpumem import simgpu
-from jupyter_gpumem.after_cell import show
+from jupyter_gpumem.after_cell import CellReports, show
 from jupyter_gpumem.arguments import (
     HelpShown,
     did_you_mean,
@@ -59,6 +59,7 @@ class GpuMem(Magics, GpuMemConfig):
     def __init__(self, shell: "InteractiveShell", **options: Any) -> None:
         super().__init__(shell=shell, **options)
         self.recorder = CellRecorder(exact=lambda: self.peak == "exact")
+        self.reports = CellReports(shell, self)
         self.sidebar = Sidebar(shell, self.recorder, self)
 
     @no_var_expand
@@ -141,7 +142,9 @@ class GpuMem(Magics, GpuMemConfig):
         from jupyter_gpumem.fit import fit_cell
         from jupyter_gpumem.render.fit import fit_page
 
-        show(self.shell, fit_page(fit_cell(self.shell, cell, **vars(options))))
+        report = fit_cell(self.shell, cell, **vars(options))
+        self.reports.forget_failures()
+        show(self.shell, fit_page(report))
 
     def _account(self, _options: Namespace) -> None:
         from jupyter_gpumem.account import take_account

@@ -119,7 +119,7 @@ class Watcher:
         self._shell = shell
         self._moment: OomMoment | None = None
         self._failed = 0
-        observer.listen(self._note)
+        observer.listen(self.note)
         observer.attach()
 
     def cell_started(self, record: CellRecord, _raw_cell: str = "") -> None:
@@ -152,7 +152,8 @@ class Watcher:
         """Stop noting."""
         observer.listen(None)
 
-    def _note(self, device: int, asked: int) -> None:
+    def note(self, device: int, asked: int) -> None:
+        """Note a request that has just failed: the device and the bytes asked for; on the thread that asked."""
         self._failed += 1
         thread = threading.current_thread()
         # threads of torch's own, such as autograd's, are no threading.Thread: there the main thread waits
