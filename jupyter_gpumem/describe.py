@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpumem.attributes import type_name
+from jupyter_gpumem.attributes import plain_attribute, type_name
 from jupyter_gpumem.frames import Suspended
 from jupyter_gpumem.graph import is_node_type
 from jupyter_gpumem.held import RootHolder
@@ -102,7 +102,7 @@ class Describer:
         holder = self._best(share)
         cut = self._trail(holder, share.node)
         end = self._end(share.node)
-        shown = self._trail(holder, end)
+        shown = self._first_parameter(self._trail(holder, end), end, share)
         item = self._graph.objects[end]
         if type_name(item) == "_lru_cache_wrapper":
             shown = replace(shown, text=f"cache of {shown.text} (lru_cache)", inside="cache")
@@ -126,6 +126,16 @@ class Describer:
         """Return the holder the shortest path begins at."""
         first = self._graph.path_to(share.node)[0]
         return self._graph.holders.get(first, share.holders[0])
+
+    def _first_parameter(self, trail: Trail, node: int, share: Share) -> Trail:
+        """Go on from an optimizer whose model is gone to the parameters it still has."""
+        optimizer = self._graph.objects[node]
+        if share.in_use or not issubclass(type(optimizer), self._torch.optim.Optimizer):
+            return trail
+        groups = plain_attribute(optimizer, "param_groups")
+        if type(groups) is list and groups and type(groups[0]) is dict and groups[0].get("params"):
+            return trail.then(".param_groups[0]['params'][0]")
+        return trail
 
     def _trail(self, holder: RootHolder, node: int) -> Trail:
         path = self._graph.path_to(node)
@@ -225,10 +235,18 @@ class Describer:
             storage_bytes=self._shares.live.storages[keys[0]].nbytes if len(keys) == 1 else 0,
             node=None if lead is None else lead.node,
             alike=len(alike),
-            scalars=bool(members) and all(_is_scalar_with_graph(member) for member in members),
+            scalars=self._keep_graphs(share, members),
             hook_table=self._hook_table(cut),
             is_list=type(item) is list and end == share.node,
+            keeps_graph=sum(share.count.values()) > max(1, len(members)),
+            clearable=type(self._graph.objects[share.node]) in (list, dict, set, deque),
         )
+
+    def _keep_graphs(self, share: Share, members: list[TensorFacts | None]) -> bool:
+        """Tell whether some scalars keep more than themselves: after backward() they do not."""
+        if not members or not all(_is_scalar_with_graph(member) for member in members):
+            return False
+        return sum(share.count.values()) > len(members)
 
     def _hook_table(self, cut: Trail) -> str | None:
         for table in _HOOK_TABLES:
@@ -290,7 +308,8 @@ class Describer:
     def _parts(self, share: Share, device: int, draft: _Draft) -> tuple[Part, ...]:
         if draft.parts:
             return tuple(Part(text, self._shares.under[device][node]) for text, node in draft.parts)
-        if not share.in_use and not draft.path.startswith("opt") and draft.kind != "together":
+        model = self._graph.objects[share.node]
+        if not share.in_use and not (model is not None and self._shares.is_model(model)):
             return ()
         return self._roles(share, device)
 
@@ -301,6 +320,14 @@ class Describer:
                 facts = self._shares.live.storages[key]
                 name = _ROLE_WORDS.get(facts.role, "other")
                 roles[name] = roles.get(name, 0) + nbytes
+        # what is told as a holder of its own is no part of the model
+        extra = sum(roles.values()) - share.own[device]
+        for name in ("other", "saved for backward"):
+            less = min(extra, roles.get(name, 0))
+            extra -= less
+            if less:
+                roles[name] -= less
+        roles = {name: nbytes for name, nbytes in roles.items() if nbytes}
         return tuple(Part(name, nbytes) for name, nbytes in sorted(roles.items(), key=lambda role: -role[1]))
 
     # -- several holders --------------------------------------------------------------------------------
@@ -332,7 +359,25 @@ class Describer:
             firsts = [self._graph.path_to(entry)[0] for entry in entries]
             if len(entries) <= _MOST_WAYS and {*firsts} == {holder.node for holder in share.holders}:
                 return list(dict.fromkeys(self._way(entry, share.nodes[0]) for entry in entries))
-        return [str(self._trail(holder, holder.node)) for holder in share.holders]
+        owners = [holder for holder in share.holders if not share.in_use or self._leads_to_model(holder, share)]
+        names = [str(self._trail(holder, holder.node)) for holder in owners or share.holders]
+        names.sort(key=lambda name: "." in name)
+        more = len(names) - _MOST_WAYS
+        return names if more < 2 else [*names[:_MOST_WAYS], f"and {more} more"]
+
+    def _leads_to_model(self, holder: RootHolder, share: Share) -> bool:
+        """Tell whether a holder has a model or optimizer that has what is shared, not a graph that uses it."""
+        seen = {holder.node}
+        stack = [holder.node]
+        while stack:
+            for target in self._graph.successors[stack.pop()]:
+                item = self._graph.objects[target]
+                if item is not None and self._shares.is_model(item):
+                    return True
+                if target not in seen and item is not None and self._is_collection(item) and not self._is_end(item):
+                    seen.add(target)
+                    stack.append(target)
+        return False
 
     def _way(self, entry: int, node: int) -> str:
         path = self._graph.path_to(entry)

@@ -132,6 +132,9 @@ class Heap:
     ) -> tuple[dict[int, Any], set[int]]:
         """Find everything from which a seed can be reached.
 
+        Classes are found, and nobody looks beyond them: every instance refers to its class, and half a program
+        to some class.
+
         Parameters
         ----------
         seeds
@@ -180,6 +183,8 @@ def _close(
             met.add(address)
             continue
         found[address] = item
+        if issubclass(type(item), type):
+            continue
         new.append(address)
         stack.extend(parents.get(address, ()))
     return new
@@ -230,6 +235,8 @@ class _References:
     def _sources(self, positions: "Addresses", wanted: set[int]) -> list[Any]:
         import numpy as np
 
+        if not len(positions):
+            return []
         chunks = np.searchsorted(self._ends, positions, side="right")
         firsts = np.nonzero(np.diff(chunks, prepend=-1))[0].tolist()
         chunk_of = chunks[firsts].tolist()

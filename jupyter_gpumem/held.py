@@ -38,7 +38,7 @@ class HeldGraph:
     """Components of objects that nothing reaches any more."""
     dominator: list[int] = field(default_factory=list)
     found_by: list[int] = field(default_factory=list)
-    """The node before each on a shortest path from the root, -1 where there is none."""
+    """The node before each on the path to it that is shown, -1 where there is none."""
     nodes: dict[int, int] = field(default_factory=dict)
     """The node of an object, by its address."""
 

@@ -310,6 +310,10 @@ def _torch(trail: Trail, chain: Sequence[Any], at: int) -> Step | None:
             return trail.at(words, ".grad" if is_gradient else "._base"), 1
         if is_node_type(type(child)):
             return replace(trail.at(f"the graph of {trail.text}", ".grad_fn"), inside="graph"), 1
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            field = type_namespace(torch._C.TensorBase).get(name)
+            if field is not None and field.__get__(parent) is child:
+                return trail.then(f".{name}"), 1
         return None
     if is_node_type(type(parent)):
         words = trail.text if trail.inside == "graph" else f"the graph of {trail.text}"
@@ -317,8 +321,24 @@ def _torch(trail: Trail, chain: Sequence[Any], at: int) -> Step | None:
     return None
 
 
+def _future(trail: Trail, chain: Sequence[Any], at: int) -> Step:
+    """Go from an asyncio task or a future to what it has been given or has run into."""
+    owner = chain[at]
+    words = "asyncio task" if type_name(owner) == "Task" else "future"
+    source = trail.source or (trail.text if trail.text.startswith("asyncio task") else f"{words} {trail.text}")
+    if issubclass(type(chain[at + 1]), BaseException):
+        return replace(trail.at(trail.text), source=source, inside="error"), 1
+    if type_name(chain[at + 1]) == "coroutine":
+        return replace(trail.at(trail.text), source=source), 1
+    if is_instance_dict(owner, chain[at + 1]):
+        return _attributes(trail, chain, at)
+    return _builtin(trail, chain, at)
+
+
 def _instance(trail: Trail, chain: Sequence[Any], at: int) -> Step:
     parent, child = chain[at], chain[at + 1]
+    if type_name(parent) in ("Task", "Future") and "asyncio" in str(type_namespace(type(parent)).get("__module__")):
+        return _future(trail, chain, at)
     if child is type(parent):
         return replace(trail, text=f"type({trail.text})", code=_wrap(trail, "type(", ")")), 1
     if is_instance_dict(parent, child):

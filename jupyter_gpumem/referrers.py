@@ -23,17 +23,13 @@ def held_graph(
     graph = HeldGraph()
     slots = roots.slots(cone, met)
     _add_holders(graph, slots)
-    for address, item in cone.items():
-        graph.nodes[address] = graph.add(item)
-    for holder in graph.holders.values():
-        targets = {graph.nodes[id(slot.target)] for slot in holder.slots}
-        graph.successors[holder.node] = sorted(targets)
+    _add_objects(graph, cone)
     _add_references(graph, cone, live)
     _add_memory(graph, live, blocks)
     clock.check("what each keeps")
     add_unreached(graph, cone, live)
     graph.dominator = immediate_dominators(graph.successors, ROOT)
-    graph.found_by = _shortest_paths(graph.successors, ROOT)
+    graph.found_by = _recognised_paths(graph)
     return graph
 
 
@@ -48,10 +44,24 @@ def _add_holders(graph: HeldGraph, slots: Iterable[Slot]) -> None:
         holder.slots.append(slot)
 
 
+def _add_objects(graph: HeldGraph, cone: Mapping[int, Any]) -> None:
+    # no name of the caller's may be left on an object: references are counted later
+    for address, item in cone.items():
+        graph.nodes[address] = graph.add(item)
+    for holder in graph.holders.values():
+        targets = {graph.nodes[id(slot.target)] for slot in holder.slots}
+        graph.successors[holder.node] = sorted(targets)
+
+
 def _add_references(graph: HeldGraph, cone: Mapping[int, Any], live: LiveTensors) -> None:
     nodes, links = graph.nodes, live.graph.links
     for address, item in cone.items():
-        targets = dict.fromkeys(nodes[id(held)] for held in gc.get_referents(item) if id(held) in nodes)
+        # classes are roots: what refers to one is not asked to let go of what the class has
+        targets = dict.fromkeys(
+            nodes[id(held)]
+            for held in gc.get_referents(item)
+            if id(held) in nodes and not issubclass(type(held), type)
+        )
         for held, _how in links.get(address, ()):
             if id(held) in nodes:
                 targets[nodes[id(held)]] = None
@@ -86,17 +96,25 @@ def _add_memory(graph: HeldGraph, live: LiveTensors, blocks: Sequence[Block]) ->
         graph.memory.setdefault(node, []).append(pieces[piece])
 
 
-def _shortest_paths(successors: Sequence[Sequence[int]], root: int) -> list[int]:
-    found_by = [-1] * len(successors)
-    found_by[root] = root
-    level = [root]
-    while level:
-        following = []
-        for node in level:
-            for target in successors[node]:
-                if found_by[target] < 0:
-                    found_by[target] = node
-                    following.append(target)
+# how many steps longer a path from elsewhere may be before a user would rather read this one
+_DETOUR = {"module": 4, "class": 2, "ipython": 6, "frame": 2, "unknown": 8}
+
+
+def _recognised_paths(graph: HeldGraph) -> list[int]:
+    """Return the node before each on the path to it that a user would recognise: a short one, from near at hand."""
+    found_by = [-1] * len(graph.objects)
+    waiting: dict[int, list[int]] = {}
+    for node, holder in graph.holders.items():
+        waiting.setdefault(_DETOUR.get(holder.kind, 0), []).append(node)
+    level: list[tuple[int, int]] = []
+    distance = 0
+    while level or waiting:
+        level += [(node, ROOT) for node in waiting.pop(distance, ())]
+        following: list[tuple[int, int]] = []
+        for node, source in level:
+            if found_by[node] < 0:
+                found_by[node] = source
+                following += [(target, node) for target in graph.successors[node] if found_by[target] < 0]
         level = following
-    found_by[root] = -1
+        distance += 1
     return found_by

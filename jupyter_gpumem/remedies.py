@@ -36,6 +36,8 @@ class Situation:
     type_name: str = ""
     hook_table: str | None = None
     is_list: bool = False
+    keeps_graph: bool = False
+    clearable: bool = False
     names: tuple[str, ...] = field(default=())
 
 
@@ -119,7 +121,7 @@ def _variable(situation: Situation) -> Remedy:
     if situation.scalars and situation.is_list:
         code = f"{name}[:] = [item.item() for item in {name}]"
         return Remedy(code, (Release("code", code=code),), "append loss.item() instead of the loss")
-    if situation.node is not None and situation.elements == 1 and not situation.alike:
+    if situation.node is not None and situation.elements == 1 and situation.keeps_graph and not situation.alike:
         code = f"{name} = {name}.item()"
         return Remedy(code, (Release("code", code=code),), f"a {situation.tensor_bytes} B tensor and its graph")
     if _is_small_view(situation):
@@ -130,6 +132,8 @@ def _variable(situation: Situation) -> Remedy:
     if situation.inside == "error" and situation.cut is not None:
         return _kept_error(situation, situation.cut)
     note = ""
+    if not situation.keeps_graph:
+        return Remedy(code, release)
     if situation.alike and situation.node is not None:
         note = "they keep their graphs: compute under torch.no_grad(), or keep .detach().cpu()"
     elif situation.node is not None:
@@ -177,7 +181,9 @@ def _inner(situation: Situation) -> Remedy:
     if situation.scalars and situation.is_list:
         code = f"{cut}[:] = [item.item() for item in {cut}]"
         return Remedy(code, (Release("code", code=code),), "append loss.item() instead of the loss")
-    if _can_be_deleted(cut):
+    if situation.clearable:
+        code = f"{cut}.clear()"
+    elif _can_be_deleted(cut):
         code = f"del {cut}"
     else:
         code = f"{cut} = None" if cut.endswith("]") and "(" not in cut.rsplit("[", 1)[1] else ""
@@ -195,7 +201,7 @@ def together(names: Sequence[str], others: Sequence[Remedy], *, in_shell: bool) 
     lines = [free(*names, in_shell=in_shell)] if names else []
     for remedy in others:
         if not remedy.releases:
-            return Remedy("", (), "; ".join(other.note for other in others if other.note))
+            return Remedy("", (), "; ".join(dict.fromkeys(other.note for other in others if other.note)))
         releases += [release for release in remedy.releases if release not in releases]
         if remedy.code not in lines and not (remedy.code == "%gpu_free" and lines[:1] and lines[0].startswith("%")):
             lines.append(remedy.code)

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.frames import local_variables, running_frames
-from jupyter_gpumem.heap import module_namespace
+from jupyter_gpumem.heap import module_namespace, type_namespace
 from jupyter_gpumem.holders import Kind
 
 if TYPE_CHECKING:
@@ -21,6 +21,10 @@ _OUTPUT_NAME = re.compile(r"_{1,3}|_\d+")
 _ERROR_NAMES = frozenset({"last_type", "last_value", "last_traceback", "last_exc"})
 _TRACEBACK_PARTS = frozenset({"tb", "etype", "evalue"})
 _RESULT_ERRORS = frozenset({"error_in_exec", "error_before_exec"})
+
+
+_type_name: Callable[[type], str] = type.__dict__["__name__"].__get__
+_type_qualname: Callable[[type], str] = type.__dict__["__qualname__"].__get__
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,7 @@ class Roots:
                 found += [
                     container.describe(name, value) for name, value in container.items() if id(value) in cone
                 ]
+        found += self._classes(cone)
         found += _handled_errors(cone)
         found += self._running(cone)
         return found
@@ -137,12 +142,29 @@ class Roots:
             return _copy_of_output(text, value)
         return Slot(value, ("variable", text), "variable", text, text if _is_name(name) else None)
 
+    def _classes(self, cone: Mapping[int, Any]) -> Iterator[Slot]:
+        for item in cone.values():
+            if issubclass(type(item), type):
+                text, code = self._name_of_class(item)
+                yield Slot(item, ("class", id(item)), "class", text, code)
+
+    def _name_of_class(self, kind: type) -> tuple[str, str | None]:
+        name, qualified = _type_name(kind), _type_qualname(kind)
+        if self.user_namespace().get(name) is kind:
+            return name, name
+        home = type_namespace(kind).get("__module__")
+        module = sys.modules.get(home) if type(home) is str else None
+        if issubclass(type(module), ModuleType) and module_namespace(module).get(name) is kind:  # type: ignore[arg-type]  # None is no module
+            return f"{home}.{name}", f"__import__('sys').modules[{home!r}].{name}"
+        return f"class {qualified}", None
+
     def _running(self, cone: Mapping[int, Any]) -> Iterator[Slot]:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         main = threading.main_thread().ident
         for thread, frame in running_frames():
             code = frame.f_code
-            if code.co_filename.startswith(_OWN_FOLDER) or not code.co_flags & 0x1:
+            # a thread's own frames hold the thread, which is in threading's table anyhow
+            if code.co_filename.startswith((_OWN_FOLDER, threading.__file__)) or not code.co_flags & 0x1:
                 continue
             where = f"{code.co_name}() line {frame.f_lineno}"
             if thread != main:

@@ -13,6 +13,8 @@ from jupyter_gpumem.tensors import Key, LiveTensors
 _PLAIN = (dict, list, tuple, set, frozenset, deque)
 _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8  # Py_TPFLAGS_HEAPTYPE, Py_TPFLAGS_IMMUTABLETYPE
 _type_flags = type.__dict__["__flags__"].__get__
+_EASY = ("variable", "output", "error", "debugger")
+"""Holders that let go by themselves without harm to anything else."""
 _MOST_PARTS = 8
 """A namespace with more members that hold memory is one line, not one line each."""
 _IN_USE_ROLES = frozenset({"parameter", "buffer", "gradient", "optimizer state"})
@@ -223,6 +225,9 @@ class Shares:
         if self.is_model(item):
             yield from self._split_model(node, holder)
             return
+        if issubclass(type(item), self._torch._C.TensorBase):
+            yield from self._split_tensor(node, holder)
+            return
         members = self._class_members(node) or self._members(node)
         if not members or node in self.graph.memory:
             yield self._share(node, (holder,))
@@ -240,10 +245,15 @@ class Shares:
     def _members(self, node: int) -> list[int]:
         """Return the members of a plain container or instance that hold memory and that it refers to itself."""
         item = self.graph.objects[node]
-        if not self._is_plain(item):
+        # what lies in a tuple, a set or a dict's keys cannot be taken out by itself
+        if not self._is_plain(item) or issubclass(type(item), (tuple, set, frozenset)):
             return []
         direct = set(self.graph.successors[node])
         members = [child for child in self.carriers(node) if child in direct]
+        if issubclass(type(item), dict):
+            values = set(map(id, dict.values(item)))
+            if any(id(self.graph.objects[child]) not in values for child in members):
+                return []
         # an instance's attributes may lie in a dict of their own
         if len(members) == 1 and type(item) not in _PLAIN and type(self.graph.objects[members[0]]) is dict:
             return self._members(members[0])
@@ -273,7 +283,7 @@ class Shares:
     def _split_model(self, node: int, holder: RootHolder) -> Iterator[Share]:
         """Part what a model keeps besides its parameters and buffers from the model."""
         extras: list[Share] = []
-        stack = [node]
+        stack = [node] if issubclass(type(self.graph.objects[node]), self._torch.nn.Module) else []
         while stack:
             for child in self.carriers(stack.pop()):
                 if self.in_use_total(child):
@@ -282,7 +292,18 @@ class Shares:
                     extras.append(self._share(self._narrow(child), (holder,)))
         yield from extras
         rest = self._share(node, (holder,), extras)
+        rest.keeps = {device: self.under[device][node] for device in self.devices}
         rest.in_use = True
+        if any(rest.own.values()):
+            yield rest
+
+    def _split_tensor(self, node: int, holder: RootHolder) -> Iterator[Share]:
+        """Part what the hooks of a tensor keep from the tensor."""
+        hooks = [child for child in self.carriers(node) if issubclass(type(self.graph.objects[child]), dict)]
+        extras = [self._share(self._narrow(child), (holder,)) for child in hooks]
+        yield from extras
+        rest = self._share(node, (holder,), extras)
+        rest.keeps = {device: self.under[device][node] for device in self.devices}
         if any(rest.own.values()):
             yield rest
 
@@ -317,22 +338,24 @@ class Shares:
             share.keeps = self.keeps(holders)
             used = sum(self.in_use_total(node) for node in nodes)
             share.in_use = used * 2 > sum(share.own.values())
-            yield from self._inner(share) if len(nodes) == 1 else (share,)
-
-    def _inner(self, share: Share) -> Iterator[Share]:
-        """Cut a class's attribute or a cache instead of every reference to the class."""
-        members = self._class_members(share.node)
-        if not members:
+            if len(nodes) == 1 and not share.in_use and not all(owner.kind in _EASY for owner in owners):
+                cut = self._inner_cut(nodes[0])
+                if cut is not None:
+                    share.node, share.inner, share.keeps = cut, True, dict(share.own)
             yield share
-            return
-        parts = [self._share(self._narrow(member), share.holders) for member in members]
-        for part in parts:
-            part.inner = True
-            yield part
-        rest = self._share(share.node, share.holders, parts)
-        rest.keeps = share.keeps
-        if any(rest.own.values()):
-            yield rest
+
+    def _inner_cut(self, node: int) -> int | None:
+        """Find one reference to cut below the thing that many share, an item rather than an attribute."""
+        found: int | None = None
+        from_item = False
+        while True:
+            members = self._members(node)
+            if len(members) != 1 or self.total(members[0]) != self.total(node):
+                return found
+            is_item = issubclass(type(self.graph.objects[node]), (list, dict, deque))
+            if is_item or not from_item:
+                found, from_item = members[0], is_item
+            node = members[0]
 
     def _class_members(self, node: int) -> list[int]:
         """Return the attributes of a class that hold memory."""

@@ -268,6 +268,7 @@ def _assign_roles(live: LiveTensors, torch: ModuleType) -> None:
             if how == "saved":
                 _mark(live, (child,), "saved for backward", type(objects[address]).__name__)
     for optimizer in live.optimizers:
+        _mark(live, _nested_values(plain_attribute(optimizer, "param_groups")), "parameter", None)
         state = plain_attribute(optimizer, "state")
         _mark(live, _nested_values(state), "optimizer state", type.__dict__["__name__"].__get__(type(optimizer)))
     for found in links.values():

@@ -32,15 +32,22 @@ def add_unreached(graph: HeldGraph, cone: Mapping[int, Any], live: LiveTensors) 
 
 def _fewest(graph: HeldGraph, outside: Sequence[int]) -> list[int]:
     """Leave out what another one reaches anyhow."""
-    starts: list[int] = []
+    starts: dict[int, None] = {}
     reached: set[int] = set()
     for node in outside:
-        if node not in reached:
-            found = reach(graph.successors, [node])
-            starts = [start for start in starts if start not in found]
-            starts.append(node)
-            reached |= found
-    return starts
+        if node in reached:
+            continue
+        starts[node] = None
+        reached.add(node)
+        stack = [node]
+        while stack:
+            for target in graph.successors[stack.pop()]:
+                if target != node:
+                    starts.pop(target, None)
+                if target not in reached:
+                    reached.add(target)
+                    stack.append(target)
+    return list(starts)
 
 
 def _components(graph: HeldGraph, reached: set[int]) -> list[list[int]]:
