@@ -1,7 +1,6 @@
 """The simulated GPU of this process: what torch, NVML and a program see of it."""
 
 import ctypes
-import gc
 import os
 from collections.abc import Callable, Iterator
 
@@ -254,27 +253,6 @@ def test_a_stream_that_waits_for_an_event_of_a_capture_joins_it() -> None:
         assert not torch.cuda.is_current_stream_capturing()
 
 
-def test_a_joined_stream_that_is_not_joined_back_is_an_error_and_the_next_capture_works() -> None:
-    side = torch.cuda.Stream()
-
-    def body() -> None:
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            torch.ones(10, device="cuda")
-
-    with pytest.raises(RuntimeError, match="unjoined work"):
-        capture(body)
-    kept: list[torch.Tensor] = []
-    capture(lambda: kept.append(torch.ones(1, device="cuda"))).replay()
-
-
-def test_reading_a_number_under_capture_is_an_error() -> None:
-    tensor = torch.ones(10, device="cuda")
-    with pytest.raises(RuntimeError) as caught:
-        capture(lambda: tensor.sum().item() and None)
-    assert "stream is capturing" in str(caught.value.__context__)
-
-
 def test_several_captures_at_once_do_not_disturb_each_other() -> None:
     graphs = [torch.cuda.CUDAGraph() for _ in range(3)]
     streams = [torch.cuda.Stream() for _ in graphs]
@@ -289,15 +267,6 @@ def test_several_captures_at_once_do_not_disturb_each_other() -> None:
             graph.capture_end()
     for graph in graphs:
         graph.replay()
-
-
-@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
-def test_out_of_memory_under_capture_leaves_the_device_usable() -> None:
-    with pytest.raises(torch.OutOfMemoryError):
-        capture(lambda: torch.empty(30 * GIB, dtype=torch.uint8, device="cuda") and None)
-    gc.collect()
-    torch.cuda.synchronize()
-    assert torch.ones(1, device="cuda").is_cuda
 
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty", "ignore:The AccumulateGrad node's stream")
@@ -341,9 +310,7 @@ def test_a_memory_pool_of_the_programs_own_is_given_back() -> None:
 
 def test_nvml_agrees_with_the_runtime(handle: object) -> None:
     kept = torch.empty(100 * MIB, dtype=torch.uint8, device="cuda")
-    simgpu.configure(
-        context_bytes=300 * MIB, other_processes=[(4242, GIB), (4343, 2 * GIB, 1)], utilization=37
-    )
+    simgpu.configure(context_bytes=300 * MIB, other_processes=[(4242, GIB), (4343, 2 * GIB, 1)], utilization=37)
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     free, total = torch.cuda.mem_get_info()
     assert memory.used == 300 * MIB + kept.nbytes + GIB

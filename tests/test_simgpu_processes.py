@@ -22,9 +22,7 @@ assert not simgpu.is_active() and "/simgpu-" not in maps, "half active"
 """
 
 
-def start(
-    code: str, *options: str, env: dict[str, str] | None = None, path: str = str(ROOT)
-) -> subprocess.Popen[str]:
+def start(code: str, *options: str, env: dict[str, str] | None = None, path: str = str(ROOT)) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(env or {})}
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", *options, "-c", code],
@@ -164,9 +162,7 @@ def test_hidden_devices_are_refused(visible: str) -> None:
 
 def test_an_allocator_that_is_not_simulated_is_refused() -> None:
     env = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}
-    assert run(TRY.format(arguments=""), "-S", env=env).startswith(
-        "PYTORCH_CUDA_ALLOC_CONF asks for cudaMallocAsync"
-    )
+    assert run(TRY.format(arguments=""), "-S", env=env).startswith("PYTORCH_CUDA_ALLOC_CONF asks for cudaMallocAsync")
 
 
 # ---- first use ----
@@ -188,6 +184,40 @@ print(torch.ones(1).cuda().device)
     age = built.stat().st_mtime_ns
     assert run(code, env={"XDG_CACHE_HOME": str(tmp_path), "PATH": ""}) == "cuda:0"
     assert built.stat().st_mtime_ns == age
+
+
+# ---- captures that fail; torch 2.6 captures no more in a process after one ----
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ("side.wait_stream(torch.cuda.current_stream()); record(side)", "capturing stream has unjoined work"),
+        ("source.sum().item()", "operation not permitted when stream is capturing"),
+        ("torch.cuda.synchronize()", "operation not permitted when stream is capturing"),
+        ("torch.empty(8 << 30, dtype=torch.uint8, device='cuda')", "Tried to allocate 8.00 GiB"),
+    ],
+)
+def test_what_a_capture_forbids_is_an_error_and_the_device_lives_on(body: str, error: str) -> None:
+    code = f"""
+from jupyter_gpumem import simgpu
+simgpu.activate("4GiB")
+import torch
+def record(stream):
+    with torch.cuda.stream(stream):
+        source + 1
+source, side, graph = torch.ones(10, device="cuda"), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+said = ""
+try:
+    with torch.cuda.graph(graph):
+        {body}
+except RuntimeError as failure:
+    said = f"{{failure}} {{failure.__context__}}"
+assert {error!r} in said, said
+torch.cuda.synchronize()
+print((torch.ones(1, device="cuda") + 1).device)
+"""
+    assert run(code) == "cuda:0"
 
 
 # ---- other sizes, contexts, forks ----
