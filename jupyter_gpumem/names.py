@@ -21,7 +21,7 @@ _PROGRAM: tuple[tuple[str, tuple[type, ...]], ...] = (
 
 
 def check_names(shell: "InteractiveShell | None", names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names once each, after all of them were found deletable.
+    """Return the names once each, after all of them were found deletable; ``a,b`` are two.
 
     Raises
     ------
@@ -29,7 +29,8 @@ def check_names(shell: "InteractiveShell | None", names: Iterable[str]) -> tuple
         When one is not a variable of the user's, is IPython's, or is a module, class or function; then
         none has been touched.
     """
-    checked = tuple(dict.fromkeys(names))
+    parted = [part for name in names for part in (name.rstrip(",").split(",") if "," in name else [name])]
+    checked = tuple(dict.fromkeys(parted))
     if shell is None and checked:
         raise GpuMemError(f"only a notebook's variables go by name; in a program: del {', '.join(checked)}")
     if shell is not None:

@@ -35,7 +35,7 @@ class Reach:
 
     def holds_memory(self, value: object) -> bool:
         """Tell whether a value reaches a tensor with memory on the device, through its graph too."""
-        if self._torch is None or not gc.is_tracked(value):
+        if self._torch is None or id(value) in self._barren or not gc.is_tracked(value):
             return False
         with plain_reads(self._torch):
             return self._search(value)

@@ -241,13 +241,19 @@ def test_the_steps_sum_to_what_was_there_before_and_is_there_now(gpu: Shell) -> 
     assert report.freed_bytes == sum(given_back(report, step.key, d)[0] for step in report.steps for d in range(3))
 
 
+def test_names_may_be_parted_by_commas(gpu: Shell) -> None:
+    gpu.run("a = T(1); b = T(1); c = T(1)")
+    assert items(free(gpu.ip, ["a,", "b,c"]), "names") == ("a", "b", "c")
+    assert torch.cuda.memory_allocated() == 0
+
+
 def test_all_takes_every_variable_with_gpu_memory_and_no_other(gpu: Shell) -> None:
     gpu.run("x = T(1); m = {'a': [T(1)]}; k = 5; cpu = torch.ones(9); empty = torch.empty(0, device='cuda')")
-    gpu.run("import numpy as np\ndef cached(t=T(1)): return t\nclass C: t = T(1)")
+    gpu.run("import numpy as np; here = globals(); ip = get_ipython()\ndef cached(t=T(1)): return t\nclass C: t = T(1)")
     report = free(gpu.ip, all_variables=True)
     assert items(report, "names") == ("x", "m")
     assert report.kept_names == ("cached", "C")
-    assert {"k", "cpu", "empty", "np", "torch", "cached", "C", "T"} <= set(gpu.ns)
+    assert {"k", "cpu", "empty", "here", "ip", "np", "torch", "cached", "C", "T"} <= set(gpu.ns)
     assert torch.cuda.memory_allocated() == 2 * MIB
 
 
