@@ -11,6 +11,7 @@ import torch
 from jupyter_gpumem.errors import GpuMemError
 from jupyter_gpumem.freed import CACHE_WAITS, CAPTURE_KEEPS_CACHE, GRAPH_KEEPS_WORKSPACES
 from jupyter_gpumem.holders import Holder, Release
+from jupyter_gpumem.leaks import find_leaks
 from jupyter_gpumem.release import FreeReport, free, free_cache, free_running, release_holder
 from tests.conftest import Kernel, Shell, empty_gpu
 
@@ -427,6 +428,34 @@ def test_one_holder_lets_go_and_nothing_else_does(gpu: Shell, release: Release) 
     assert (report.freed_bytes, report.returned_bytes) == (30 * MIB, 30 * MIB)
     assert "x" not in gpu.ns
     assert torch.cuda.memory_allocated() == MIB
+
+
+HOLDINGS = {
+    "variable": ["x = T(2)"],
+    "two names": ["x = T(2); y = x"],
+    "output": ["T(2)", "5;"],
+    "error": [CHAINED, "f()", "5;"],
+    "losses": [
+        "w = torch.ones(1 << 20, device='cuda', requires_grad=True)",
+        "losses = [(w * i).exp().sum() for i in range(3)]",
+    ],
+    "garbage": ["gc.disable(); c = [T(2)]; c.append(c); del c"],
+    "cache": ["import functools", "@functools.lru_cache\ndef mask(n): return T(n)\nmask(3);"],
+}
+
+
+@pytest.mark.parametrize("cells", HOLDINGS.values(), ids=HOLDINGS)
+def test_a_holder_of_a_report_gives_back_what_it_said(gpu: Shell, cells: list[str]) -> None:
+    for cell in cells:
+        gpu.run(cell)
+    try:
+        holder = find_leaks(gpu.ip).holders[0]
+        before = torch.cuda.memory_allocated()
+        report = release_holder(gpu.ip, holder)
+    finally:
+        gc.enable()
+    assert holder.keeps_bytes > 0
+    assert before - torch.cuda.memory_allocated() == report.freed_bytes == holder.keeps_bytes
 
 
 def test_outputs_errors_and_debugger_can_be_released_alone(gpu: Shell) -> None:
