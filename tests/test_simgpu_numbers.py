@@ -133,6 +133,14 @@ def test_a_library_that_is_not_simulated_says_so(work: Callable[[torch.Tensor], 
     assert torch.ones(1, device="cuda").is_cuda
 
 
+def test_cudnn_turned_on_says_to_leave_it_off() -> None:
+    convolution = nn.Conv2d(1, 1, 3).cuda()
+    said = r"cuDNN is not simulated; leave torch\.backends\.cudnn\.enabled = False"
+    with torch.backends.cudnn.flags(enabled=True), pytest.raises(RuntimeError, match=said):
+        convolution(torch.ones(1, 1, 8, 8, device="cuda"))
+    assert convolution(torch.ones(1, 1, 8, 8, device="cuda")).shape == (1, 1, 6, 6)
+
+
 def test_sharing_a_tensor_with_another_process_is_refused_in_words() -> None:
     from multiprocessing.reduction import ForkingPickler
 

@@ -153,9 +153,7 @@ def _checked(memory: str | int, devices: int) -> int:
 
 def _check_process(devices: int) -> None:
     if sys.platform != "linux":
-        raise GpuMemError(
-            "the simulated GPU runs on Linux only; elsewhere the reports show this process's RAM"
-        )
+        raise GpuMemError("the simulated GPU runs on Linux only; elsewhere the reports show this process's RAM")
     if "torch" in sys.modules:
         raise GpuMemError(
             "torch is imported already, and a simulated GPU must be there first; "
@@ -169,8 +167,7 @@ def _check_process(devices: int) -> None:
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         if "cudaMallocAsync" in os.environ.get(name, ""):
             raise GpuMemError(
-                f"{name} asks for cudaMallocAsync, which is not simulated; "
-                "leave the backend out and try again"
+                f"{name} asks for cudaMallocAsync, which is not simulated; leave the backend out and try again"
             )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and not _shows_all(visible, devices):
@@ -189,9 +186,7 @@ def _is_loaded(library: str) -> bool:
 
 
 def _shows_all(visible: str, devices: int) -> bool:
-    return [part.strip() for part in visible.split(",")][:devices] == [
-        str(device) for device in range(devices)
-    ]
+    return [part.strip() for part in visible.split(",")][:devices] == [str(device) for device in range(devices)]
 
 
 def _start(memory_bytes: int, devices: int) -> _Running:
@@ -207,18 +202,13 @@ def _start(memory_bytes: int, devices: int) -> _Running:
         )
     except OSError as error:
         raise GpuMemError(
-            f"the simulated GPU cannot be loaded ({error}); "
-            "set XDG_CACHE_HOME to a folder from which programs may run"
+            f"the simulated GPU cannot be loaded ({error}); set XDG_CACHE_HOME to a folder from which programs may run"
         ) from error
     cuda = loaded[0]
     cuda.sim_sizes_read.restype = ctypes.c_ulonglong
     context_bytes = min(_CONTEXT_BYTES, memory_bytes // 8)
-    if cuda.sim_start(
-        ctypes.c_int(devices), ctypes.c_ulonglong(memory_bytes), ctypes.c_ulonglong(context_bytes)
-    ):
-        raise GpuMemError(
-            "this process may not reserve the address space of the simulated GPU; lift ulimit -v"
-        )
+    if cuda.sim_start(ctypes.c_int(devices), ctypes.c_ulonglong(memory_bytes), ctypes.c_ulonglong(context_bytes)):
+        raise GpuMemError("this process may not reserve the address space of the simulated GPU; lift ulimit -v")
     return _Running(loaded, libraries.cuda.parent, memory_bytes, devices)
 
 

@@ -161,18 +161,14 @@ def _link(soname: str, inputs: list[Path], output: Path, *options: str) -> None:
 def _run_compiler(arguments: list[str], folder: Path) -> None:
     done = subprocess.run(["cc", *arguments], cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()[
-            -1:
-        ]
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()[-1:]
         raise GpuMemError(f"the simulated GPU does not compile with this compiler: {' '.join(lines[:1])}")
 
 
 def _symbols(files: Iterable[Path], *options: str) -> set[str]:
     present = [str(file) for file in files if file.exists()]
     done = subprocess.run(["nm", *options, *present], capture_output=True, text=True, check=False)
-    return {
-        line.split()[-1].split("@")[0] for line in done.stdout.splitlines() if line and not line.endswith(":")
-    }
+    return {line.split()[-1].split("@")[0] for line in done.stdout.splitlines() if line and not line.endswith(":")}
 
 
 def _looked_up(library: Path) -> set[str]:

@@ -24,15 +24,29 @@ static const char *library_of(const char *function)
     return "the CUDA driver";
 }
 
+static int refuse(const char *function, const char *message, int status)
+{
+    check_fail *fail = find_check_fail();
+    if (fail)
+        fail(function, __FILE__, __LINE__, message);
+    return status;
+}
+
 int sim_not_simulated(const char *function, int status)
 {
     char message[400];
-    check_fail *fail = find_check_fail();
-    if (!fail)
-        return status;
     snprintf(message, sizeof message,
              "%s is not simulated (%s was called); do this step on the CPU, with tensor.cpu(), or leave it out",
              library_of(function), function);
-    fail(function, __FILE__, __LINE__, message);
-    return status;
+    return refuse(function, message, status);
+}
+
+/* every use of cuDNN begins with it; the real one finds no driver and says only "not initialized" */
+int cudnnCreate(void **handle)
+{
+    *handle = NULL;
+    return refuse("cudnnCreate",
+                  "cuDNN is not simulated; leave torch.backends.cudnn.enabled = False, as the simulated GPU sets it, and "
+                  "torch uses kernels of its own",
+                  1);
 }
