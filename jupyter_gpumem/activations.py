@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -86,6 +86,8 @@ class Node:
     after: list[tuple[int, int]] = field(default_factory=list)
     """Positions of the steps it comes after, with which of their results it takes."""
     result_bytes: tuple[int, ...] = ()
+    sequence: int = 0
+    """The order in which the steps were made."""
     parameter: int | None = None
     """The address of the tensor that gets the gradient, for the last step of backward."""
 
@@ -120,6 +122,39 @@ class Activations:
         """The bytes that are saved, parameters and buffers left out."""
         return sum(one.nbytes for one in self.saved().values())
 
+    def passes(self) -> list["Activations"]:
+        """Return the graphs that have no step in common, such as those of several losses, the latest first."""
+        group = list(range(len(self.nodes)))
+
+        def root(index: int) -> int:
+            while group[index] != index:
+                group[index] = group[group[index]]
+                index = group[index]
+            return index
+
+        for index, node in enumerate(self.nodes):
+            for other, _result in node.after:
+                if self.nodes[other].parameter is None:
+                    group[root(index)] = root(other)
+        members: dict[int, list[int]] = {}
+        for index, node in enumerate(self.nodes):
+            if node.parameter is None:
+                members.setdefault(root(index), []).append(index)
+        found = [self._part(indices) for indices in members.values()]
+        return sorted(found, key=lambda part: -max(node.sequence for node in part.nodes))
+
+    def _part(self, indices: list[int]) -> "Activations":
+        """Return some steps by themselves, with the parameters they take."""
+        wanted = set(indices)
+        wanted.update(other for index in indices for other, _result in self.nodes[index].after)
+        order = sorted(wanted)
+        position = {index: place for place, index in enumerate(order)}
+        nodes = []
+        for index in order:
+            after = [(position[other], result) for other, result in self.nodes[index].after if other in position]
+            nodes.append(replace(self.nodes[index], after=after))
+        return Activations(tuple(nodes))
+
     def trains(self, parameters: Iterable[int]) -> bool:
         """Tell whether a gradient would go to one of some parameters, by address."""
         wanted = set(parameters)
@@ -131,11 +166,12 @@ class Activations:
         It is the largest number that divides the leading dimension of nearly all that is saved: a layer that
         flattens ``(batch, time, …)`` saves ``batch * time`` rows.
         """
-        saved = [one for one in self.saved().values() if one.shape]
+        saved = self.saved().values()
         total = sum(one.nbytes for one in saved)
         leading: dict[int, int] = {}
         for one in saved:
-            leading[one.shape[0]] = leading.get(one.shape[0], 0) + one.nbytes
+            if len(one.shape) > 1:
+                leading[one.shape[0]] = leading.get(one.shape[0], 0) + one.nbytes
         largest = sorted(leading, key=lambda rows: -leading[rows])[:_MOST_DIMENSIONS]
         for size in sorted({math.gcd(a, b) for a in largest for b in largest}, reverse=True):
             growing = sum(nbytes for rows, nbytes in leading.items() if size and rows % size == 0)
@@ -289,6 +325,9 @@ class _Reader:
             for child, number in _native(item, "next_functions") or ()
             if id(child) in positions
         ]
+        number = _native(item, "_sequence_nr")
+        # the steps that end in a parameter have the highest number there is
+        node.sequence = 0 if number is None or node.parameter is not None else int(number())
         node.result_bytes = tuple(self._bytes_of(one) for one in _native(item, "_input_metadata") or ())
         return node
 

@@ -52,8 +52,20 @@ class Advice:
         return {field: getattr(self, field) for field in self.__slots__}
 
 
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """A request that failed: what it asked for and what was free, on the device and in torch's cache, in bytes."""
+
+    asked_bytes: int
+    free_bytes: int
+
+
 def advise(
-    shell: "InteractiveShell | None" = None, *, leaks: LeakReport | None = None, device: int | None = None
+    shell: "InteractiveShell | None" = None,
+    *,
+    leaks: LeakReport | None = None,
+    device: int | None = None,
+    shortage: Shortage | None = None,
 ) -> tuple[Advice, ...]:
     """Say what would give GPU memory back or make the next step fit, most bytes first.
 
@@ -65,6 +77,8 @@ def advise(
         A leak report of this moment, where there is one already.
     device
         torch's index of the only device to speak of.
+    shortage
+        The request for memory that has just failed, where one has.
 
     Notes
     -----
@@ -75,7 +89,7 @@ def advise(
         return ()
     if leaks is None:
         leaks = find_leaks(shell, device=device)
-    found = _about_tensors(shell, torch, leaks, device)
+    found = _about_tensors(shell, torch, leaks, device, shortage)
     found += _about_allocator(take_account(shell, device))
     found += _about_host(shell, torch)
     worth = [one for one in found if one.nbytes >= _MIN_BYTES]
@@ -83,7 +97,11 @@ def advise(
 
 
 def _about_tensors(
-    shell: "InteractiveShell | None", torch: ModuleType, leaks: LeakReport, device: int | None
+    shell: "InteractiveShell | None",
+    torch: ModuleType,
+    leaks: LeakReport,
+    device: int | None,
+    shortage: Shortage | None,
 ) -> list[Advice]:
     """Return the advice that one scan of the heap gives; the scan is dropped before returning."""
     roots = Roots(shell)
@@ -95,6 +113,7 @@ def _about_tensors(
             return [advice for holder in leaks.holders if (advice := _from_holder(holder)) is not None]
         scene = _Scene(live, torch, _namespace(shell), device)
         found = [advice for advise_on in _SUBJECTS for advice in advise_on(scene)]
+        found += () if shortage is None else _fitting_batch(scene, shortage)
         copies = {advice.label.split(":")[0] for advice in found if advice.subject == "duplicate"}
         for holder in leaks.holders:
             advice = _with_values(scene, holder) or _from_holder(holder)
@@ -110,6 +129,10 @@ class _Scene:
     def __init__(self, live: LiveTensors, torch: ModuleType, names: dict[str, Any], device: int | None) -> None:
         self.live, self.torch, self.names, self.device = live, torch, names, device
         self.activations: Activations = read_activations(live, torch, device)
+        passes = self.activations.passes()
+        self.largest = max(passes, key=lambda one: one.nbytes, default=self.activations)
+        """The graph that saved most: one forward pass, where several are kept."""
+        self.latest = passes[0] if passes else self.activations
         self.modules = module_names((names,))
         self.roots = [(name, value) for name, value in names.items() if self.modules.get(id(value)) == name]
 
@@ -133,6 +156,11 @@ class _Scene:
         equal = (name for name, value in named.items() if value == dividing)
         return next(equal, None) or next((name for name, value in named.items() if dividing % value == 0), None)
 
+    def batch_size(self, samples: int) -> tuple[str, int]:
+        """Return the variable that holds the batch size, with its value; a usual name where there is none."""
+        name = self.whole_number(samples)
+        return ("batch_size", samples) if name is None else (name, self.names[name])
+
     def tensors_in(self, value: object) -> list[Any]:
         """Return the tensors that a value is or directly contains."""
         if isinstance(value, dict):
@@ -147,12 +175,10 @@ class _Scene:
 
 
 def _smaller_batch(scene: _Scene) -> Iterator[Advice]:
-    samples, nbytes = scene.activations.batch()
+    samples, nbytes = scene.largest.batch()
     if samples < 2 or not nbytes:
         return
-    name = scene.whole_number(samples)
-    value = scene.names[name] if name is not None else samples
-    name = name or "batch_size"
+    name, value = scene.batch_size(samples)
     each = format_bytes(nbytes // value)
     half = value // 2
     yield Advice(
@@ -164,13 +190,30 @@ def _smaller_batch(scene: _Scene) -> Iterator[Advice]:
     )
 
 
+def _fitting_batch(scene: _Scene, shortage: Shortage) -> Iterator[Advice]:
+    """Estimate the batch that would have got past the request that failed, from the pass under way."""
+    under_way = scene.latest.nbytes
+    samples, _growing = scene.latest.batch()
+    name, value = scene.batch_size(samples)
+    needed, room = under_way + shortage.asked_bytes, under_way + shortage.free_bytes
+    fitting = value * room // needed
+    if samples > 1 and 0 < fitting < value:
+        yield Advice(
+            "batch",
+            f"a batch of at most {fitting} would have got past this ({value} was asked)",
+            needed - room,
+            f"%%gpu_fit {name}",
+            "as the first line of the cell: finds the largest that fits by itself with --search",
+        )
+
+
 def _autocast(scene: _Scene) -> Iterator[Advice]:
-    now = scene.activations.nbytes
-    after = scene.activations.under_autocast_bytes()
-    full = sum(one.nbytes for one in scene.activations.saved().values() if one.dtype == "torch.float32")
+    now = scene.largest.nbytes
+    after = scene.largest.under_autocast_bytes()
+    full = sum(one.nbytes for one in scene.largest.saved().values() if one.dtype == "torch.float32")
     yield Advice(
         "mixed precision",
-        f"{format_bytes(full)} of activations are in float32",
+        f"mixed precision: {format_bytes(full)} of activations are in float32",
         now - after,
         'with torch.autocast("cuda", torch.bfloat16): ...',
         f"around the forward pass and the loss: {format_bytes(after)} instead of {format_bytes(now)}",
@@ -182,17 +225,17 @@ def _checkpointing(scene: _Scene) -> Iterator[Advice]:
     # a row inside a block of another row goes with that block
     outermost = [path for path in rows if not any(path.startswith(f"{other}[") for other in rows)]
     for path in outermost:
-        nbytes, largest = scene.activations.checkpointed_bytes(rows[path])
+        nbytes, largest = scene.largest.checkpointed_bytes(rows[path])
         root = path.split(".")[0].split("[")[0]
         built_in = hasattr(type(scene.names.get(root)), "gradient_checkpointing_enable")
         yield Advice(
             "activation checkpointing",
-            f"{len(rows[path])} x {rows[path][0].kind} in {path} save up to {format_bytes(largest)} each",
+            f"checkpoint {path}: {len(rows[path])} x {rows[path][0].kind}, {format_bytes(largest)} of activations each",
             nbytes,
             f"{root}.gradient_checkpointing_enable()"
             if built_in
             else "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
-            f"for each block of {path}; they are computed once more in backward",
+            f"for each block of {path}, which is computed once more in backward",
         )
 
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from jupyter_gpumem.account import Account, take_account
-from jupyter_gpumem.advise import Advice, advise
+from jupyter_gpumem.advise import Advice, Shortage, advise
 from jupyter_gpumem.allocator import read_layouts
 from jupyter_gpumem.cells import CellRecord
 from jupyter_gpumem.device import CudaProbe, cuda_started, current_probe, limit_bytes, torch_module
@@ -73,10 +73,10 @@ class OomMoment:
 
 @dataclass(frozen=True, slots=True)
 class OomHolder:
-    """One of those who held most when the cell had ended; what it keeps, in bytes."""
+    """One of those who held most when the cell had ended; no byte is told of two holders."""
 
     path: str
-    keeps_bytes: int
+    nbytes: int
     in_use: bool
 
 
@@ -174,14 +174,16 @@ def _report(
 ) -> OomReport:
     leaks = find_leaks(shell, device=moment.device) if cuda_started() else None
     holders = [] if leaks is None else [*leaks.holders, *leaks.in_use]
-    largest = sorted(holders, key=lambda holder: -holder.keeps_bytes)[:_HOLDERS]
+    largest = sorted(holders, key=lambda holder: -holder.shown_bytes)[:_HOLDERS]
+    free = (moment.free_bytes or 0) + moment.cached_bytes
+    shortage = None if moment.asked_bytes is None else Shortage(moment.asked_bytes, free)
     return OomReport(
         record.number,
         failed,
         handled,
         moment,
-        tuple(OomHolder(one.path, one.keeps_bytes, one.section == "in use") for one in largest),
-        advise(shell, leaks=leaks, device=moment.device),
+        tuple(OomHolder(one.path, one.shown_bytes, one.section == "in use") for one in largest),
+        advise(shell, leaks=leaks, device=moment.device, shortage=shortage),
         current_probe().simulated(),
     )
 

@@ -58,7 +58,7 @@ def _failure(report: OomReport) -> dict[str, Any]:
         "where": report.where,
         "asked_bytes": moment.asked_bytes,
         "free_bytes": moment.free_bytes,
-        "holders": [(holder.keeps_bytes, holder.path) for holder in report.holders],
+        "holders": [(holder.nbytes, holder.path) for holder in report.holders],
     }
 
 

@@ -39,9 +39,7 @@ def _room(attempt: FitAttempt) -> str:
 def _run(report: FitReport, attempt: FitAttempt) -> Row:
     value = Span(f"{attempt.value}", right=True)
     if attempt.outcome == "out of memory":
-        asked = (
-            [] if attempt.asked_bytes is None else [quiet(f"asked for {format_bytes(attempt.asked_bytes)}")]
-        )
+        asked = [] if attempt.asked_bytes is None else [quiet(f"asked for {format_bytes(attempt.asked_bytes)}")]
         return value, Span("out of memory", style="warn"), *asked
     style: Style = "strong" if attempt.value == report.value else ""
     cells: list[Span] = [value, Span(attempt.outcome, style=style)]
@@ -56,6 +54,8 @@ def _notes(report: FitReport) -> list[str]:
         notes.append(f"{report.without_effect} did exactly the same: larger values make no difference here")
     if report.deleted:
         notes.append(f"deleted between the runs, because the cell rebinds them: {', '.join(report.deleted)}")
+    if report.dropped_error is not None:
+        notes.append(f"the last error ({report.dropped_error}) was let go: %debug and %tb have nothing left")
     if report.value <= report.smallest:
         notes.append(f"{report.value} is already the smallest value that may be tried")
     return notes

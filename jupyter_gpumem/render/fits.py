@@ -15,9 +15,7 @@ def fits_page(report: FitsReport) -> Page:
         blocks.append(Block((_HEAD, *(row for cell in report.cells for row in _cell_rows(cell)))))
     blocks.append(Block(((Span(verdict(report), style="strong"),), *_after_verdict(report))))
     if report.failure is not None and report.failure.holders:
-        blocks.append(
-            Block(tuple(_holder(*holder) for holder in report.failure.holders[:_HOLDERS]), indent=2)
-        )
+        blocks.append(Block(tuple(_holder(*holder) for holder in report.failure.holders[:_HOLDERS]), indent=2))
     unknown = tuple((quiet(f"not known: {what}"),) for what in UNKNOWN)
     blocks.append(Block(((quiet("simulated"),), *unknown)))
     return Page(tuple(blocks))
@@ -42,11 +40,7 @@ def verdict(report: FitsReport) -> str:
     if top is None or not top.peak_bytes:
         return "nothing was put on a GPU" if report.verdict == "fits" else "at least nothing was put on a GPU"
     need = f"{format_bytes(top.peak_bytes)}, in cell {top.number}"
-    return (
-        f"fits: the peak is {need}"
-        if report.verdict == "fits"
-        else f"at least {need}, and that much is there"
-    )
+    return f"fits: the peak is {need}" if report.verdict == "fits" else f"at least {need}, and that much is there"
 
 
 def _title(report: FitsReport) -> str:

@@ -19,7 +19,7 @@ def oom_page(report: OomReport) -> Page:
     blocks = [Block(((Span(_headline(report), style="warn"),), *_why(moment)))]
     if moment.account is not None:
         blocks += account_page((moment.account,)).blocks[:1]
-    holders = [holder for holder in report.holders if holder.keeps_bytes >= _MIN_BYTES][:_HOLDERS]
+    holders = [holder for holder in report.holders if holder.nbytes >= _MIN_BYTES][:_HOLDERS]
     if holders:
         when = "largest holders, now that the cell has ended"
         blocks.append(Block(tuple(_holder(holder) for holder in holders), indent=2, head=(quiet(when),)))
@@ -35,8 +35,9 @@ def _headline(report: OomReport) -> str:
     where = f"{report.where}{asked} on {_label(moment)}"
     if not report.handled:
         return f"Out of memory in {where}"
-    times = "once" if report.failed == 1 else f"{report.failed} times, the last"
-    return f"Ran out of memory {times} and went on, in {where}"
+    if report.failed == 1:
+        return f"Ran out of memory once and went on, in {where}"
+    return f"Ran out of memory {report.failed} times and went on, the last time in {where}"
 
 
 def _label(moment: OomMoment) -> str:
@@ -71,4 +72,4 @@ def _missing(moment: OomMoment) -> int | None:
 
 def _holder(holder: OomHolder) -> Row:
     words = [quiet("in use")] if holder.in_use else []
-    return size(holder.keeps_bytes), Span(shorten(holder.path, _PATH_WIDTH), holder.path), *words
+    return size(holder.nbytes), Span(shorten(holder.path, _PATH_WIDTH), holder.path), *words

@@ -1,0 +1,330 @@
+import gc
+import json
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from jupyter_gpumem import simgpu
+from jupyter_gpumem.failures import asked_bytes, device_of, find_out_of_memory, free_bytes, total_bytes, worker_of
+from jupyter_gpumem.oom import OomMoment, OomReport
+from jupyter_gpumem.render.layout import to_html, to_text
+from jupyter_gpumem.render.oom import oom_page
+from jupyter_gpumem.where import Place
+from tests.conftest import DEVICE_BYTES, Kernel, Outputs, Shell, empty_gpu
+
+GIB = 1024**3
+MIB = 1024**2
+
+SETUP = """import torch
+GIB = 1 << 30
+def take(gib, device="cuda"): return torch.empty(int(gib * GIB), dtype=torch.uint8, device=device)
+"""
+
+MODEL = """class Mlp(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(64, 256), torch.nn.Linear(256, 64)
+    def forward(self, x):
+        extra = self.hungry(x)
+        return self.down(torch.relu(self.up(x)))
+    def hungry(self, x):
+        return take(99) if len(x) == 3 else None
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mlp = Mlp()
+    def forward(self, x):
+        return x + self.mlp(x)
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Layer() for _ in range(4)])
+        self.heads = torch.nn.ModuleDict({"one": torch.nn.Sequential(torch.nn.Linear(64, 8))})
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.heads["one"](x)
+model = Net().cuda()
+"""
+
+
+@pytest.fixture
+def ready(shell: Shell) -> Shell:
+    empty_gpu()
+    shell.run("%load_ext jupyter_gpumem")
+    shell.run("%gpumem off")
+    shell.run(SETUP)
+    return shell
+
+
+def headline(outputs: Outputs) -> str:
+    """Return the first line of the report: the only one about running out in what the cell showed."""
+    found = [line for line in outputs.text.splitlines() if "ut of memory" in line]
+    assert len(found) == 1, outputs.text
+    return found[0]
+
+
+def test_the_line_the_request_and_the_account_of_the_moment(ready: Shell) -> None:
+    ready.run("kept = take(10)")
+    shown = ready.run("a = 1\n\nmore = take(20)")
+    assert shown.error == "OutOfMemoryError"
+    assert headline(shown) == "Out of memory in cell 5 line 3, in take() (cell 3 line 3): asked for 20.0 GiB on GPU 0"
+    lines = shown.text.splitlines()
+    assert "  free on the device 13.5 GiB, free in torch's cache 0 B" in lines
+    assert "  the device is full: 6.50 GiB too little" in lines
+    assert any(line.split() == ["allocated", "10.0", "GiB"] for line in lines)
+    assert any(line.split() == ["10.0", "GiB", "kept"] for line in lines)
+    assert "             → kept = kept.cpu()" in lines
+
+
+def test_the_users_error_and_traceback_are_untouched(gpu_kernel: Kernel) -> None:
+    gpu_kernel.run(SETUP)
+    shown = gpu_kernel.run("def train():\n    return take(99)\ntrain()")
+    assert shown.error == "OutOfMemoryError"
+    assert "CUDA out of memory. Tried to allocate 99.00 GiB" in shown.traceback
+    assert "jupyter_gpumem" not in shown.traceback
+    assert "Out of memory in cell" in shown.text
+    assert "OutOfMemoryError" in gpu_kernel.run("%tb").traceback
+
+
+def test_frames_and_locals_of_the_moment_are_let_go(ready: Shell) -> None:
+    ready.run("def train():\n    batch = take(2)\n    take(99)")
+    shown = ready.run("try:\n    train()\nexcept torch.OutOfMemoryError:\n    pass")
+    assert headline(shown).startswith("Ran out of memory once and went on, in cell 5 line 2")
+    gc.disable()
+    try:
+        assert torch.cuda.memory_allocated() == 0
+    finally:
+        gc.enable()
+
+
+def test_a_handled_failure_is_told_with_its_place_and_the_account_of_its_moment(ready: Shell) -> None:
+    ready.run("def train():\n    batch = take(2)\n    return take(99)")
+    shown = ready.run(
+        "for n in range(3):\n    try:\n        train()\n    except RuntimeError as e:\n        print('oh')"
+    )
+    assert shown.error is None
+    assert headline(shown) == (
+        "Ran out of memory 3 times and went on, the last time in cell 5 line 3, in take() (cell 3 line 3): "
+        "asked for 99.0 GiB on GPU 0"
+    )
+    assert any(line.split() == ["other", "tensors", "2.00", "GiB", "1", "tensor"] for line in shown.text.splitlines())
+
+
+def test_the_next_cell_says_nothing_any_more(ready: Shell) -> None:
+    ready.run("take(99)")
+    assert ready.run("x = 1").text == ""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "try:\n    take(99)\nexcept RuntimeError as error:\n    raise ValueError('wrapped') from error",
+        "try:\n    take(99)\nexcept RuntimeError:\n    raise KeyError('wrapped')",
+        "try:\n    take(99)\nexcept RuntimeError as error:\n    other = error\nraise Wrapper('many', [other])",
+    ],
+)
+def test_an_error_around_it_is_seen_through(ready: Shell, code: str) -> None:
+    ready.run(
+        "class Wrapper(Exception):\n    def __init__(self, text, found):\n"
+        "        super().__init__(text)\n        self.exceptions = found"
+    )
+    assert headline(ready.run(code)).startswith("Out of memory in cell 5 line 2, in take()")
+
+
+def test_the_module_path_in_forward(ready: Shell) -> None:
+    ready.run(MODEL)
+    shown = ready.run("x = torch.ones(3, 64, device='cuda')\ny = model(x)")
+    assert headline(shown).startswith("Out of memory in cell 5 line 2, in model.layers[0].mlp (cell 3 line 3)")
+
+
+def test_the_module_path_through_a_local_model_and_dict_and_sequential(ready: Shell) -> None:
+    ready.run(MODEL)
+    ready.run("def train(net):\n    return net(torch.ones(5, 64, device='cuda'))")
+    ready.run("model.heads['one'][0].weight.data = torch.empty(1 << 28, 64, device='meta')")
+    ready.run("model.heads['one'][0].forward = take.__get__(99) if False else (lambda x: take(99))")
+    shown = ready.run("net = model; del model\ntrain(net)")
+    assert headline(shown).startswith("Out of memory in cell 8 line 2, in net.heads['one']")
+
+
+def test_a_compiled_model_is_named_as_the_user_does(ready: Shell) -> None:
+    ready.run(MODEL)
+    ready.run("torch._dynamo.config.suppress_errors = False\nfast = torch.compile(model, backend='eager')\ndel model")
+    shown = ready.run("fast(torch.ones(3, 64, device='cuda'))")
+    assert shown.error is not None
+    assert "in fast" in headline(shown)
+    assert "_orig_mod" not in headline(shown)
+
+
+def test_backward_names_the_step_of_the_graph(ready: Shell) -> None:
+    ready.run("w = torch.ones(1 << 30, device='cuda', requires_grad=True)\ny = (w * 2).exp()\nz = take(13)")
+    shown = ready.run("total = y.sum()\ntotal.backward()")
+    assert shown.error == "OutOfMemoryError"
+    assert headline(shown).startswith("Out of memory in cell 5 line 2, in backward (")
+    assert "Backward0)" in headline(shown)
+
+
+def test_a_forward_run_again_in_backward_is_named(ready: Shell) -> None:
+    ready.run(MODEL)
+    ready.run(
+        "from torch.utils.checkpoint import checkpoint\n"
+        "ran = []\n"
+        "def hungry(self, x):\n    ran.append(1)\n    return take(99) if len(ran) > 1 else None\n"
+        "Mlp.hungry = hungry\n"
+        "out = checkpoint(model.layers[2], torch.ones(2, 64, device='cuda'), use_reentrant=False).sum()"
+    )
+    shown = ready.run("out.backward()")
+    assert shown.error == "OutOfMemoryError"
+    assert "in backward (" in headline(shown)
+
+
+def test_another_thread_is_named(ready: Shell) -> None:
+    shown = ready.run(
+        "import threading\ndef work():\n    try:\n        take(99)\n    except RuntimeError:\n        pass\n"
+        "thread = threading.Thread(target=work, name='loader-7')\nthread.start()\nthread.join()"
+    )
+    assert "thread loader-7, during" in headline(shown)
+    assert "in take() (cell 3 line 3)" in headline(shown)
+
+
+def test_a_data_loaders_worker_is_named(ready: Shell) -> None:
+    ready.run(
+        "class Far(torch.utils.data.Dataset):\n    def __len__(self): return 4\n"
+        "    def __getitem__(self, i):\n"
+        "        raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 3.00 GiB.')\n"
+        "loader = torch.utils.data.DataLoader(Far(), num_workers=1)"
+    )
+    shown = ready.run("import warnings\nfor batch in loader:\n    pass")
+    assert shown.error == "OutOfMemoryError"
+    assert headline(shown).startswith("Out of memory in DataLoader worker process 0, during cell 5 line 2")
+    assert "asked for 3.00 GiB" in headline(shown)
+
+
+def test_fragmentation_is_told_with_the_largest_block(ready: Shell) -> None:
+    ready.run("rows = [take(4) for _ in range(5)]; del rows; rows = [take(2.5) for _ in range(5)]")
+    shown = ready.run("take(4)")
+    assert "  free on the device 3.50 GiB, free in torch's cache 7.50 GiB but no block over 1.50 GiB" in (
+        shown.text.splitlines()
+    )
+    assert "  fragmented: there is enough free memory, in pieces that are too small" in shown.text.splitlines()
+    assert "expandable_segments:True" in shown.text
+
+
+def test_a_limit_of_this_process_is_told(ready: Shell) -> None:
+    torch.cuda.set_per_process_memory_fraction(0.25)
+    try:
+        shown = ready.run("take(7)")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert "  this process may take 6.00 GiB at most: its own limit" in shown.text.splitlines()
+
+
+def test_more_than_the_device_has_is_told(ready: Shell) -> None:
+    assert "  more than the whole device has (24.0 GiB)" in ready.run("take(99)").text.splitlines()
+
+
+def test_other_processes_are_told(ready: Shell) -> None:
+    simgpu.configure(other_processes=[(4242, 12 * GIB)])
+    try:
+        shown = ready.run("take(18)")
+    finally:
+        simgpu.configure(other_processes=[])
+    assert "  other processes hold 12.0 GiB: without them it would have fitted" in shown.text.splitlines()
+    assert "4242" in shown.text
+
+
+def test_the_device_that_ran_out_is_reported(ready: Shell) -> None:
+    ready.run("far = take(1, 'cuda:1')")
+    shown = ready.run("take(99, 'cuda:1')")
+    assert headline(shown).endswith("asked for 99.0 GiB on GPU 1")
+    assert "GPU 0" not in shown.text
+
+
+def test_fit_leaves_nothing_to_report(ready: Shell) -> None:
+    ready.run("n = 64")
+    assert "ut of memory in" not in ready.run("%%gpu_fit n\nx = take(n)").text
+
+
+def test_nothing_is_noted_after_unloading(ready: Shell) -> None:
+    ready.run("%unload_ext jupyter_gpumem")
+    assert ready.run("take(99)").text == ""
+    ready.run("%load_ext jupyter_gpumem")
+    assert "Out of memory in" in ready.run("take(99)").text
+
+
+def test_cuda_that_starts_and_runs_out_in_one_cell(kernel: Kernel) -> None:
+    kernel.run("from jupyter_gpumem import simgpu; simgpu.activate('2GiB')\n%load_ext jupyter_gpumem")
+    shown = kernel.run("import torch\ntry:\n    torch.empty(9 << 30, device='cuda')\nexcept RuntimeError:\n    pass")
+    assert "Ran out of memory once and went on, in cell 2 line 3: asked for 36.0 GiB on GPU 0" in shown.text
+
+
+MESSAGE = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 23.64 GiB of which 512.00 MiB is "
+    "free. Including non-PyTorch memory, this process has 1.00 GiB memory in use."
+)
+
+
+def test_what_a_message_tells() -> None:
+    error = torch.OutOfMemoryError(MESSAGE)
+    assert (asked_bytes(error), free_bytes(error), device_of(error)) == (2 * GIB, 512 * MIB, 1)
+    assert total_bytes(error) == round(23.64 * GIB)
+    assert worker_of(error) is None
+    wrapped = torch.OutOfMemoryError("Caught OutOfMemoryError in DataLoader worker process 3.\nOriginal ...")
+    assert worker_of(wrapped) == "DataLoader worker process 3"
+    bare = RuntimeError("CUDA error: out of memory")
+    assert (asked_bytes(bare), device_of(bare)) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [
+        (torch.OutOfMemoryError("x"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("HIP out of memory. Tried to allocate"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (MemoryError(), False),
+        (None, False),
+    ],
+)
+def test_which_errors_count(error: Any, found: bool) -> None:
+    assert (find_out_of_memory(error) is error) is (found or error is None)
+
+
+def test_a_ring_of_causes_ends() -> None:
+    first, second = ValueError(1), ValueError(2)
+    first.__context__, second.__context__ = second, first
+    assert find_out_of_memory(first) is None
+
+
+def test_a_report_is_json_and_escaped() -> None:
+    place = Place(3, "<f>", None, "a.py", 9, None)
+    moment = OomMoment(0, GIB, 0, DEVICE_BYTES, 20 * GIB, 0, None, None, place)
+    report = OomReport(7, 1, False, moment, (), (), True)
+    values = json.loads(json.dumps(report.to_dict()))
+    assert (values["where"], values["cause"]) == ("cell 7 line 3, in <f>() (a.py line 9)", "full")
+    assert "<f>" not in to_html(oom_page(report))
+    assert to_text(oom_page(report)).splitlines() == [
+        "Out of memory in cell 7 line 3, in <f>() (a.py line 9): asked for 1.00 GiB on GPU 0",
+        "  free on the device 0 B, free in torch's cache 0 B",
+        "  the device is full: 1.00 GiB too little",
+    ]
+
+
+def test_the_batch_that_would_have_got_past_is_estimated(ready: Shell) -> None:
+    ready.run(
+        "layers = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.Tanh()) "
+        "for _ in range(16)]).cuda()\n"
+        "def forward(): return layers(torch.ones(batch_size, 1024, device='cuda'))\n"
+        "batch_size = 8\nforward()\nbatch_size = 512 << 10"
+    )
+    shown = ready.run("out = forward()")
+    found = re.search(r"a batch of at most (\d+) would have got past this \(524288 was asked\)", shown.text)
+    assert found is not None
+    assert "→ %%gpu_fit batch_size" in shown.text
+    failed_at = int(re.search(r"layers\[(\d+)\]", headline(shown))[1])
+    ready.run("%gpu_free")
+    better = ready.run(f"batch_size = {int(found[1]) * 95 // 100}\nout = forward()")
+    assert int(re.search(r"layers\[(\d+)\]", headline(better))[1]) > failed_at
+    assert 0.8 * 524288 < int(found[1]) < 524288
