@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from jupyter_gpumem.attributes import plain_attribute, type_name
 from jupyter_gpumem.frames import Suspended
 from jupyter_gpumem.graph import is_node_type
+from jupyter_gpumem.heap import is_exactly
 from jupyter_gpumem.held import RootHolder
-from jupyter_gpumem.holders import Holder, Kind, Part
+from jupyter_gpumem.holders import Holder, Kind, Part, Release
 from jupyter_gpumem.paths import Trail, walk
 from jupyter_gpumem.provenance import CellFinder
 from jupyter_gpumem.remedies import Remedy, Situation, remedy_for, together
@@ -100,6 +101,8 @@ class Describer:
 
     def _single(self, share: Share) -> _Draft:
         holder = self._best(share)
+        if share.members:
+            return self._namespace(share, holder)
         cut = self._trail(holder, share.node)
         end = self._end(share.node)
         shown = self._first_parameter(self._trail(holder, end), end, share)
@@ -120,6 +123,21 @@ class Describer:
             note=note,
             parts=tuple(self._locals(share, holder)),
             hidden=share.in_use and ("._" in path or holder.kind != "variable"),
+        )
+
+    def _namespace(self, share: Share, holder: RootHolder) -> _Draft:
+        """Describe the models and optimizers that one namespace has together."""
+        trails = [self._trail(holder, member) for member in share.members]
+        codes = [trail.code for trail in trails if trail.code is not None]
+        code = f"del {', '.join(codes)}"
+        releases = (Release("code", code=code),) if len(codes) == len(trails) else ()
+        name = holder.slots[0].text
+        return _Draft(
+            path=", ".join(map(str, trails)),
+            kind=holder.kind,
+            expression=None,
+            cell=self._cells.that_set(name) if holder.kind == "variable" else None,
+            remedy=Remedy(code if releases else "", releases),
         )
 
     def _best(self, share: Share) -> RootHolder:
@@ -239,7 +257,7 @@ class Describer:
             hook_table=self._hook_table(cut),
             is_list=type(item) is list and end == share.node,
             keeps_graph=sum(share.count.values()) > max(1, len(members)),
-            clearable=type(self._graph.objects[share.node]) in (list, dict, set, deque),
+            clearable=is_exactly(self._graph.objects[share.node], (list, dict, set, deque)),
         )
 
     def _keep_graphs(self, share: Share, members: list[TensorFacts | None]) -> bool:
@@ -445,7 +463,9 @@ class Describer:
         """Tell whether C++ has more references to some storage than the tensors that were found."""
         storages = self._shares.live.storages
         return any(
-            (storages[key].uses or 0) > storages[key].tensors for _device, _nbytes, key in self._shares.pieces(share)
+            # what a sparse tensor is made of has aliases of its own
+            storages[key].reached != "inner" and (storages[key].uses or 0) > storages[key].tensors
+            for _device, _nbytes, key in self._shares.pieces(share)
         )
 
 

@@ -12,6 +12,8 @@ from jupyter_gpumem.heap import Clock, Heap, subclasses_of, type_mro, type_names
 Link = Literal["gradient", "graph", "next", "saved", "hook", "variable", "inner", "base", "storage", "script"]
 """How the C++ side refers to something."""
 
+_MOST_ITEMS = 1_000_000
+
 _Getter = Callable[[Any], Any]
 
 
@@ -62,6 +64,29 @@ def live_graph(heap: Heap, torch: ModuleType, clock: Clock) -> LiveGraph:
     return graph
 
 
+def add_untracked(graph: LiveGraph, heap: Heap, torch: ModuleType) -> bool:
+    """Add what holds tensors though the collector does not track it; tell whether there is any.
+
+    These are saved tensors that Python code keeps (checkpointing does) and numpy arrays of objects.
+    """
+    import numpy as np
+
+    saved = torch._C._autograd.SavedTensor
+    kinds = {id(kind): kind for kind in (saved, np.ndarray)}
+    found = False
+    for item in heap.referents_of_kinds(kinds):
+        links: list[tuple[Any, Link]] = []
+        if type(item) is saved:
+            links = [(item.data, "saved")] if hasattr(item, "data") and item.data is not None else []
+        elif item.dtype == object and item.size <= _MOST_ITEMS:
+            links = [(held, "inner") for held in np.ravel(item).tolist()]
+        if any(id(held) in graph.objects for held, _how in links):
+            graph.objects[id(item)] = item
+            graph.links[id(item)] = links
+            found = True
+    return found
+
+
 def _walk(seeds: Iterable[Any], reader: "TorchReader", graph: LiveGraph, clock: Clock) -> None:
     stack = list(seeds)
     objects, links = graph.objects, graph.links
@@ -107,6 +132,9 @@ class TorchReader:
         self._grad_fn: _Getter = fields["grad_fn"].__get__
         self._base: _Getter = fields["_base"].__get__
         self._storage_of: _Getter = fields["untyped_storage"]
+        self._layout: _Getter = fields["layout"].__get__
+        self._is_nested: _Getter = fields["is_nested"].__get__
+        self._fields = fields
         self._saved_type: type = torch._C._autograd.SavedTensor
         self._saved_readable = "data" in type_namespace(self._saved_type)
         self._readers: dict[int, tuple[bool, Callable[[Any], list[tuple[Any, Link]]]]] = {}
@@ -169,14 +197,19 @@ class TorchReader:
         return links
 
     def _wrapped(self, tensor: Any) -> list[Any]:
-        """Return the tensor inside a wrapper of functorch or of functionalisation, if there is one."""
+        """Return the tensors inside one that has no storage: functorch's, functional, sparse or nested ones."""
         try:
             if self._torch._C._functorch.is_functorch_wrapped_tensor(tensor):
                 return [self._torch._C._functorch.get_unwrapped(tensor)]
             if self._torch._is_functional_tensor(tensor):
                 return [self._torch._from_functional_tensor(tensor)]
+            with self._torch.no_grad():
+                names = _PARTS.get(str(self._layout(tensor)), ("values",) if self._is_nested(tensor) else ())
+                return [self._fields[name](tensor) for name in names]
         except Exception as error:
-            self.unread.add(f"a wrapped tensor: {type(error).__name__}")
+            # a lazy parameter says so in one of these ways; a wrapper's inner tensors are seen by Python anyhow
+            if not isinstance(error, (ValueError, NotImplementedError, RuntimeError)):
+                self.unread.add(f"a wrapped tensor: {type(error).__name__}")
         return []
 
     def _node_reader(self, kind: type) -> Callable[[Any], list[tuple[Any, Link]]]:
@@ -206,7 +239,7 @@ class TorchReader:
             value = getter(node)
         except RuntimeError:  # backward has freed it
             return
-        for saved in value if isinstance(value, (tuple, list)) else (value,):
+        for saved in value if issubclass(type(value), (tuple, list)) else (value,):
             if type(saved) is not self._saved_type:
                 continue
             if not self._saved_readable:
@@ -232,6 +265,17 @@ class TorchReader:
         except Exception as error:
             self.unread.add(f"a script module: {type(error).__name__}")
             return []
+
+
+_COMPRESSED_ROWS = ("crow_indices", "col_indices", "values")
+_COMPRESSED_COLUMNS = ("ccol_indices", "row_indices", "values")
+_PARTS = {
+    "torch.sparse_coo": ("_indices", "_values"),
+    "torch.sparse_csr": _COMPRESSED_ROWS,
+    "torch.sparse_bsr": _COMPRESSED_ROWS,
+    "torch.sparse_csc": _COMPRESSED_COLUMNS,
+    "torch.sparse_bsc": _COMPRESSED_COLUMNS,
+}
 
 
 def is_node_type(kind: type) -> bool:

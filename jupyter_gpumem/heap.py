@@ -30,6 +30,12 @@ module_namespace: Callable[[ModuleType], dict[str, Any]] = ModuleType.__dict__["
 """Read a module's namespace without asking the module."""
 
 
+def is_exactly(item: object, kinds: Iterable[type]) -> bool:
+    """Tell whether the type of an object is one of some: ``in`` would ask a metaclass for equality."""
+    kind = type(item)
+    return any(kind is one for one in kinds)
+
+
 class OutOfTimeError(Exception):
     """The time budget of a scan is spent."""
 
@@ -123,6 +129,17 @@ class Heap:
     def add(self, objects: Iterable[Any]) -> None:
         """Include objects that were made by looking, before anybody asks who refers to what."""
         self.objects.extend(objects)
+
+    def referents_of_kinds(self, kinds: Mapping[int, type]) -> list[Any]:
+        """Return the objects of some exact types that tracked ones refer to and the collector does not track."""
+        found: dict[int, Any] = {}
+        for start in range(0, len(self.objects), _CHUNK):
+            for item in gc.get_referents(*self.objects[start : start + _CHUNK]):
+                if id(type(item)) in kinds and not gc.is_tracked(item):
+                    found[id(item)] = item
+            if start % (_CHUNK * 512) == 0:
+                self._clock.check("what the collector does not track")
+        return list(found.values())
 
     def cone(
         self,

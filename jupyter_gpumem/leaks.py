@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jupyter_gpumem.blocks import Block, BlockFinder, is_library_workspace, read_blocks
 from jupyter_gpumem.describe import Describer
 from jupyter_gpumem.device import current_probe, torch_module
+from jupyter_gpumem.graph import plain_reads
 from jupyter_gpumem.heap import Clock, Heap, OutOfTimeError, collector_paused
 from jupyter_gpumem.holders import DeviceLeaks, Holder, LeakReport, Unexplained
 from jupyter_gpumem.holdings import bytes_held_by
@@ -125,7 +126,7 @@ def _report(
     torch = torch_module()
     found = _Findings([], {}, [], True, [])
     if torch is not None:
-        with collector_paused():
+        with collector_paused(), plain_reads(torch):
             _search(shell, torch, probe, clock, found, old)
     devices = [index for index in probe.devices() if device is None or index == device]
     return LeakReport(

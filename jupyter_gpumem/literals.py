@@ -13,7 +13,7 @@ def literal(key: object) -> str | None:
         return repr(key)
     if kind is str:
         return repr(key) if len(str(key)) <= _LONGEST else None
-    if kind in _PLAIN:
+    if any(kind is plain for plain in _PLAIN):
         text = repr(key)
         return text if len(text) <= _LONGEST and "nan" not in text and "inf" not in text else None
     if kind is tuple:

@@ -4,6 +4,7 @@ import builtins
 import functools
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from dataclasses import dataclass, replace
 from types import CellType, FrameType, FunctionType, MethodType, TracebackType
 from typing import Any
@@ -12,7 +13,7 @@ from jupyter_gpumem.attributes import attribute_of, instance_dict, is_instance_d
 from jupyter_gpumem.device import torch_module
 from jupyter_gpumem.frames import Suspended, frame_of, is_kept_dict, name_of_local
 from jupyter_gpumem.graph import is_node_type
-from jupyter_gpumem.heap import type_namespace
+from jupyter_gpumem.heap import is_exactly, type_namespace
 from jupyter_gpumem.literals import is_plain_name, literal
 
 _CACHE: type = type(functools.lru_cache(lambda: None))
@@ -81,7 +82,7 @@ def _landmark(trail: Trail, item: object) -> Trail:
     """Name a task or a thread by itself when the path came to it through the library's own tables."""
     if not trail.text.startswith(("asyncio.", "_asyncio.", "threading.", "a running call", "concurrent.")):
         return trail
-    if type_name(item) == "Task" and type(item).__module__ in ("_asyncio", "asyncio.tasks"):
+    if type_name(item) == "Task" and "asyncio" in str(type_namespace(type(item)).get("__module__")):
         return Trail(f"asyncio task {item.get_name()}", None)  # type: ignore[attr-defined]  # it is a Task
     namespace = instance_dict(item) if type_name(item) == "Thread" else None
     name = None if namespace is None else namespace.get("_name")
@@ -205,7 +206,7 @@ def _attributes(trail: Trail, chain: Sequence[Any], at: int) -> Step:
         if value is child:
             if not is_plain_name(key):
                 break
-            if type(child) in (staticmethod, classmethod, property) and isinstance(owner, type):
+            if is_exactly(child, (staticmethod, classmethod, property)) and issubclass(type(owner), type):
                 return trail.then(f".{key}", _wrap(trail, "vars(", f")[{key!r}]")), 2
             return trail.then(f".{key}"), 2
     return _mapping(trail.then(".__dict__", _wrap(trail, "vars(", ")")), chain, at + 1)[0], 2
@@ -252,7 +253,7 @@ def _error(trail: Trail, chain: Sequence[Any], at: int) -> Step:
 
 
 def _in_group(trail: Trail, chain: Sequence[Any], at: int) -> Step | None:
-    if _GROUP is None or not issubclass(type(chain[at]), _GROUP) or type(chain[at + 1]) not in (tuple, list):
+    if _GROUP is None or not issubclass(type(chain[at]), _GROUP) or not is_exactly(chain[at + 1], (tuple, list)):
         return None
     member = next((item for item in chain[at + 1 : at + 4] if issubclass(type(item), BaseException)), None)
     named = "one of its group" if member is None else f"its {type_name(member)}"
@@ -302,6 +303,8 @@ def _torch(trail: Trail, chain: Sequence[Any], at: int) -> Step | None:
     parent, child = chain[at], chain[at + 1]
     if torch is None:
         return None
+    if issubclass(type(child), torch._C.StorageBase):
+        return trail, 1
     if issubclass(type(parent), torch._C.TensorBase):
         if issubclass(type(child), torch._C.TensorBase) and trail.inside != "graph":
             with torch._C.DisableTorchFunction():
@@ -321,6 +324,34 @@ def _torch(trail: Trail, chain: Sequence[Any], at: int) -> Step | None:
     return None
 
 
+def _context(trail: Trail, chain: Sequence[Any], at: int) -> Step:
+    """Go from a context to the value of one of its variables, past the tables between."""
+    places = {id(item): place for place, item in enumerate(chain) if place > at}
+    for variable, value in Context.items(chain[at]):
+        if id(value) in places:
+            return trail.at(f"context variable {variable.name}"), places[id(value)] - at
+    return trail.at("context variables"), len(chain) - at - 1
+
+
+def _array(trail: Trail, chain: Sequence[Any], at: int) -> Step:
+    """Go from a numpy array of objects to one of them."""
+    items = chain[at].ravel().tolist()
+    place = next((place for place, item in enumerate(items) if item is chain[at + 1]), None)
+    if place is None:
+        return _builtin(trail, chain, at)
+    return replace(trail.then(f"[{place}]"), code=_wrap(trail, "", f".flat[{place}]")), 1
+
+
+def _thread_local(trail: Trail, chain: Sequence[Any], at: int) -> Step:
+    """Go from a thread-local object to an attribute, past the tables of the threads."""
+    for place in range(at + 1, len(chain) - 1):
+        if type(chain[place]) is dict:
+            name = next((key for key, value in chain[place].items() if value is chain[place + 1]), None)
+            if is_plain_name(name):
+                return trail.then(f".{name}"), place + 1 - at
+    return _builtin(trail, chain, at)
+
+
 def _future(trail: Trail, chain: Sequence[Any], at: int) -> Step:
     """Go from an asyncio task or a future to what it has been given or has run into."""
     owner = chain[at]
@@ -337,6 +368,12 @@ def _future(trail: Trail, chain: Sequence[Any], at: int) -> Step:
 
 def _instance(trail: Trail, chain: Sequence[Any], at: int) -> Step:
     parent, child = chain[at], chain[at + 1]
+    if type_name(parent) == "ndarray":
+        return _array(trail, chain, at)
+    if type(parent) is Context:
+        return _context(trail, chain, at)
+    if type_name(parent) == "_local":
+        return _thread_local(trail, chain, at)
     if type_name(parent) in ("Task", "Future") and "asyncio" in str(type_namespace(type(parent)).get("__module__")):
         return _future(trail, chain, at)
     if child is type(parent):

@@ -5,7 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jupyter_gpumem.blocks import Block, BlockFinder
+from jupyter_gpumem.device import torch_module
 from jupyter_gpumem.dominators import immediate_dominators
+from jupyter_gpumem.graph import add_untracked
 from jupyter_gpumem.heap import Clock, Heap
 from jupyter_gpumem.held import ROOT, HeldGraph, RootHolder
 from jupyter_gpumem.unreached import add_unreached
@@ -18,6 +20,22 @@ def held_graph(
 ) -> HeldGraph:
     """Search backwards from all memory to the roots, then work out who alone keeps what."""
     heap.add(live.graph.made)
+    graph = _graph(heap, live, roots, blocks, clock)
+    torch = torch_module()
+    orphans = any(
+        holder.kind == "unknown" and id(holder.slots[0].target) in live.graph.objects
+        for holder in graph.holders.values()
+    )
+    if orphans and torch is not None and add_untracked(live.graph, heap, torch):
+        graph = _graph(heap, live, roots, blocks, clock)
+    graph.dominator = immediate_dominators(graph.successors, ROOT)
+    graph.found_by = _recognised_paths(graph)
+    return graph
+
+
+def _graph(
+    heap: Heap, live: LiveTensors, roots: Roots, blocks: Sequence[Block], clock: Clock
+) -> HeldGraph:
     cone, met = heap.cone(map(live.graph.objects.__getitem__, live.keys), live.graph.parents(), roots.stops)
     clock.check("references")
     graph = HeldGraph()
@@ -28,8 +46,6 @@ def held_graph(
     _add_memory(graph, live, blocks)
     clock.check("what each keeps")
     add_unreached(graph, cone, live)
-    graph.dominator = immediate_dominators(graph.successors, ROOT)
-    graph.found_by = _recognised_paths(graph)
     return graph
 
 

@@ -187,7 +187,10 @@ def _inner(situation: Situation) -> Remedy:
         code = f"del {cut}"
     else:
         code = f"{cut} = None" if cut.endswith("]") and "(" not in cut.rsplit("[", 1)[1] else ""
-    return Remedy(code, (Release("code", code=code),) if code else ())
+    release = (Release("code", code=code),) if code else ()
+    if "__import__('sys')" in code:
+        code = "import sys; " + code.replace("__import__('sys')", "sys")
+    return Remedy(code, release)
 
 
 def _can_be_deleted(cut: str) -> bool:

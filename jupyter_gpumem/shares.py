@@ -7,12 +7,15 @@ from types import ModuleType
 from typing import Any
 
 from jupyter_gpumem.graph import is_node_type
+from jupyter_gpumem.attributes import type_name
+from jupyter_gpumem.heap import is_exactly, type_namespace
 from jupyter_gpumem.held import ROOT, HeldGraph, RootHolder
 from jupyter_gpumem.tensors import Key, LiveTensors
 
 _PLAIN = (dict, list, tuple, set, frozenset, deque)
 _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8  # Py_TPFLAGS_HEAPTYPE, Py_TPFLAGS_IMMUTABLETYPE
 _type_flags = type.__dict__["__flags__"].__get__
+_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _EASY = ("variable", "output", "error", "debugger")
 """Holders that let go by themselves without harm to anything else."""
 _MOST_PARTS = 8
@@ -37,6 +40,8 @@ class Share:
     nodes: list[int] = field(default_factory=list)
     in_use: bool = False
     garbage: list[int] = field(default_factory=list)
+    members: list[int] = field(default_factory=list)
+    """What lets go of it within ``node``, where that is a namespace with several models."""
     inner: bool = False
     """Whether one reference inside of the holders can be cut instead of all of them."""
 
@@ -193,7 +198,7 @@ class Shares:
     def _has_module(self, share: Share) -> bool:
         """Tell whether a module is among what a share keeps or on the way to it."""
         base = self._torch.nn.Module
-        nodes = share.nodes or [share.node]
+        nodes = share.nodes or share.members or [share.node]
         return any(issubclass(type(self.graph.objects[node]), base) for node in nodes) or (
             len(share.holders) > 1 and self._through_module(nodes[0])
         )
@@ -235,12 +240,41 @@ class Shares:
             yield from self._split(members[0], holder)
         elif len(members) <= _MOST_PARTS and self._is_namespace(node):
             parts = [share for member in members for share in self._split(member, holder)]
+            models = self._models_in(node)
+            if models:
+                yield from self._at_work(node, holder, parts, models)
+                return
             yield from parts
             rest = self._share(node, (holder,), parts)
             if any(rest.own.values()):
                 yield rest
         else:
             yield self._share(node, (holder,))
+
+    def _models_in(self, node: int) -> list[int]:
+        """Return the modules and optimizers among the attributes or values of a namespace, if it has several."""
+        spaces = [node, *(child for child in self.graph.successors[node] if self._is_attributes(node, child))]
+        found = {
+            child: None
+            for space in spaces
+            for child in self.graph.successors[space]
+            if self.is_model(self.graph.objects[child])
+        }
+        return list(found) if len(found) > 1 else []
+
+    def _is_attributes(self, node: int, child: int) -> bool:
+        return not is_exactly(self.graph.objects[node], _PLAIN) and type(self.graph.objects[child]) is dict
+
+    def _at_work(
+        self, node: int, holder: RootHolder, parts: list[Share], models: list[int]
+    ) -> Iterator[Share]:
+        """Join the models and optimizers of one namespace, which share memory, apart from all else in it."""
+        others = [share for share in parts if share.node not in models]
+        yield from others
+        rest = self._share(node, (holder,), others)
+        rest.members, rest.in_use = models, True
+        if any(rest.own.values()):
+            yield rest
 
     def _members(self, node: int) -> list[int]:
         """Return the members of a plain container or instance that hold memory and that it refers to itself."""
@@ -255,7 +289,7 @@ class Shares:
             if any(id(self.graph.objects[child]) not in values for child in members):
                 return []
         # an instance's attributes may lie in a dict of their own
-        if len(members) == 1 and type(item) not in _PLAIN and type(self.graph.objects[members[0]]) is dict:
+        if len(members) == 1 and not is_exactly(item, _PLAIN) and type(self.graph.objects[members[0]]) is dict:
             return self._members(members[0])
         return members
 
@@ -263,7 +297,7 @@ class Shares:
         item = self.graph.objects[node]
         if issubclass(type(item), dict):
             return all(type(key) is str for key in list(dict.keys(item))[: _MOST_PARTS * 8])
-        return type(item) not in _PLAIN
+        return not is_exactly(item, _PLAIN)
 
     def _is_plain(self, item: Any) -> bool:
         kind = type(item)
@@ -299,7 +333,10 @@ class Shares:
 
     def _split_tensor(self, node: int, holder: RootHolder) -> Iterator[Share]:
         """Part what the hooks of a tensor keep from the tensor."""
-        hooks = [child for child in self.carriers(node) if issubclass(type(self.graph.objects[child]), dict)]
+        fields = type_namespace(self._torch._C.TensorBase)
+        tables = [fields[name].__get__(self.graph.objects[node]) for name in _TENSOR_HOOKS if name in fields]
+        known = {id(table) for table in tables if table is not None}
+        hooks = [child for child in self.carriers(node) if id(self.graph.objects[child]) in known]
         extras = [self._share(self._narrow(child), (holder,)) for child in hooks]
         yield from extras
         rest = self._share(node, (holder,), extras)
@@ -392,4 +429,4 @@ def _holder_nodes(share: Share) -> set[int]:
 
 
 def _has_frame(item: object) -> bool:
-    return type(item).__name__ in ("Task", "Thread", "Future")
+    return type_name(item) in ("Task", "Thread", "Future")

@@ -6,10 +6,18 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal
 
-from jupyter_gpumem.attributes import plain_attribute
+from jupyter_gpumem.attributes import plain_attribute, type_name
 from jupyter_gpumem.device import current_probe, torch_module
 from jupyter_gpumem.graph import LiveGraph, live_graph, plain_reads
-from jupyter_gpumem.heap import Clock, Heap, OutOfTimeError, collector_paused, subclasses_of, type_namespace
+from jupyter_gpumem.heap import (
+    Clock,
+    Heap,
+    OutOfTimeError,
+    collector_paused,
+    is_exactly,
+    subclasses_of,
+    type_namespace,
+)
 
 Role = Literal["parameter", "gradient", "buffer", "optimizer state", "saved for backward", "other"]
 Reach = Literal["tensor", "gradient", "saved", "inner", "script"]
@@ -76,7 +84,7 @@ class LiveTensors:
     graph: LiveGraph
     storages: dict[Key, Facts] = field(default_factory=dict)
     keys: dict[int, tuple[Key, ...]] = field(default_factory=dict)
-    """The storages that an object is or, where it has no storage object, stands for, by its address."""
+    """The storage that a storage object is, by its address."""
     keys_of_tensors: dict[int, tuple[Key, ...]] = field(default_factory=dict)
     modules: list[Any] = field(default_factory=list)
     optimizers: list[Any] = field(default_factory=list)
@@ -184,80 +192,36 @@ def _reaches(graph: LiveGraph) -> dict[int, Reach]:
 
 
 class StorageReader:
-    """Reads which storages a tensor or storage object has, through torch's own descriptors only."""
+    """Reads the memory of storage objects, through torch's own descriptors only."""
 
     def __init__(self, torch: ModuleType, kind: str) -> None:
         self.unread: set[str] = set()
         self._torch = torch
         self._device = "cpu" if kind == "host" else kind
-        tensor, storage = type_namespace(torch._C.TensorBase), type_namespace(torch._C.StorageBase)
-        self._tensors = subclasses_of(torch._C.TensorBase)
+        storage = type_namespace(torch._C.StorageBase)
         self._storages = subclasses_of(torch._C.StorageBase)
-        self._storage_of = tensor["untyped_storage"]
-        self._layout = tensor["layout"].__get__
-        self._is_nested = tensor["is_nested"].__get__
         self._address, self._nbytes = storage["data_ptr"], storage["nbytes"]
         self._device_of, self._cdata = storage["device"].__get__, storage["_cdata"].__get__
         self._use_count = getattr(torch._C, "_storage_Use_Count", None)
 
     def storages_of(self, item: Any) -> list[tuple[Key, int, int | None]]:
-        """Return key, bytes and C++ users of the storage that ``item`` is, or of the parts of a tensor without one."""
-        kind = id(type(item))
-        if kind in self._storages:
-            try:
-                return self._of_storage(item)
-            except Exception as error:
-                self._note(item, error)
-        elif kind in self._tensors:
-            return self._of_parts(item)
-        return []
-
-    def _note(self, item: object, error: Exception) -> None:
-        # the storage of a wrapper that has no memory of its own says so in one of these ways
-        if not isinstance(error, (ValueError, NotImplementedError, RuntimeError)):
-            self.unread.add(f"a {type.__dict__['__name__'].__get__(type(item))}: {type(error).__name__}")
-
-    def _of_storage(self, storage: Any) -> list[tuple[Key, int, int | None]]:
-        device = self._device_of(storage)
-        if device.type != self._device:
+        """Return key, bytes and C++ users of the memory of a storage object, nothing for anything else."""
+        if id(type(item)) not in self._storages:
             return []
-        address = self._address(storage)
-        if not address:  # empty, or resized to nothing
-            return []
-        uses = None if self._use_count is None else self._use_count(self._cdata(storage)) - 1
-        return [((device.index or 0, address), self._nbytes(storage), uses)]
-
-    def _of_parts(self, tensor: Any) -> list[tuple[Key, int, int | None]]:
-        """Read a sparse or nested tensor, which has no storage of its own, through its parts."""
         try:
-            layout = str(self._layout(tensor))
-            if layout == "torch.strided" and not self._is_nested(tensor):
+            device = self._device_of(item)
+            if device.type != self._device:
                 return []
-            return [
-                (key, nbytes, None)
-                for part in self._parts(tensor, layout)
-                for key, nbytes, _uses in self._of_storage(self._storage_of(part))
-            ]
+            address = self._address(item)
+            if not address:  # empty, or resized to nothing
+                return []
+            uses = None if self._use_count is None else self._use_count(self._cdata(item)) - 1
+            return [((device.index or 0, address), self._nbytes(item), uses)]
         except Exception as error:
-            self._note(tensor, error)
+            # the storage of a wrapper that has no memory of its own says so in one of these ways
+            if not isinstance(error, (ValueError, NotImplementedError, RuntimeError)):
+                self.unread.add(f"a storage: {type(error).__name__}")
             return []
-
-    def _parts(self, tensor: Any, layout: str) -> Iterator[Any]:
-        fields = type_namespace(self._torch._C.TensorBase)
-        with self._torch.no_grad():
-            for name in _PARTS.get(layout, ("values",)):
-                yield fields[name](tensor)
-
-
-_COMPRESSED_ROWS = ("crow_indices", "col_indices", "values")
-_COMPRESSED_COLUMNS = ("ccol_indices", "row_indices", "values")
-_PARTS = {
-    "torch.sparse_coo": ("_indices", "_values"),
-    "torch.sparse_csr": _COMPRESSED_ROWS,
-    "torch.sparse_bsr": _COMPRESSED_ROWS,
-    "torch.sparse_csc": _COMPRESSED_COLUMNS,
-    "torch.sparse_bsc": _COMPRESSED_COLUMNS,
-}
 
 
 def _assign_roles(live: LiveTensors, torch: ModuleType) -> None:
@@ -266,18 +230,18 @@ def _assign_roles(live: LiveTensors, torch: ModuleType) -> None:
     for address, found in links.items():
         for child, how in found:
             if how == "saved":
-                _mark(live, (child,), "saved for backward", type(objects[address]).__name__)
+                _mark(live, (child,), "saved for backward", type_name(objects[address]))
     for optimizer in live.optimizers:
         _mark(live, _nested_values(plain_attribute(optimizer, "param_groups")), "parameter", None)
         state = plain_attribute(optimizer, "state")
-        _mark(live, _nested_values(state), "optimizer state", type.__dict__["__name__"].__get__(type(optimizer)))
+        _mark(live, _nested_values(state), "optimizer state", type_name(optimizer))
     for found in links.values():
         _mark(live, (child for child, how in found if how == "gradient"), "gradient", None)
     for attribute, role in (("_buffers", "buffer"), ("_parameters", "parameter")):
         for module in live.modules:
             values = plain_attribute(module, attribute)
-            if isinstance(values, dict):
-                _mark(live, tuple(values.values()), role, None)
+            if issubclass(type(values), dict):
+                _mark(live, tuple(dict.values(values)), role, None)
     _mark_scripts(live, torch)
 
 
@@ -321,9 +285,9 @@ def _nested_values(state: Any) -> Iterator[Any]:
         item = stack.pop()
         level = depth.get(id(item), 0)
         values: Iterable[Any] = ()
-        if isinstance(item, dict):
-            values = tuple(item.values())
-        elif type(item) in (list, tuple):
+        if issubclass(type(item), dict):
+            values = tuple(dict.values(item))
+        elif is_exactly(item, (list, tuple)):
             values = tuple(item)
         else:
             yield item
@@ -352,6 +316,6 @@ def tensor_facts(tensor: object, torch: ModuleType) -> TensorFacts | None:
         with plain_reads(torch):
             elements = fields["numel"](tensor)
             node = fields["grad_fn"].__get__(tensor)
-            return TensorFacts(elements * fields["element_size"](tensor), elements, node and type(node).__name__)
+            return TensorFacts(elements * fields["element_size"](tensor), elements, node and type_name(node))
     except Exception:
         return None

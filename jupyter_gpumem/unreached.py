@@ -18,7 +18,7 @@ def add_unreached(graph: HeldGraph, cone: Mapping[int, Any], live: LiveTensors) 
     unreached = [node for node in graph.nodes.values() if node not in reached]
     if not unreached:
         return
-    starts = _fewest(graph, _held_from_outside(graph, cone, live, unreached))
+    starts = _fewest(graph, _held_from_outside(graph, cone, live, unreached), reached)
     for node in starts:
         target = graph.objects[node]
         holder = RootHolder(graph.add(), "unknown", ("unknown", id(target)), [])
@@ -30,23 +30,27 @@ def add_unreached(graph: HeldGraph, cone: Mapping[int, Any], live: LiveTensors) 
     graph.garbage = _components(graph, reached)
 
 
-def _fewest(graph: HeldGraph, outside: Sequence[int]) -> list[int]:
-    """Leave out what another one reaches anyhow."""
+def _fewest(graph: HeldGraph, outside: Sequence[int], known: set[int]) -> list[int]:
+    """Leave out what another one reaches anyhow, and what leads to no memory but known one."""
     starts: dict[int, None] = {}
     reached: set[int] = set()
     for node in outside:
         if node in reached:
             continue
-        starts[node] = None
         reached.add(node)
-        stack = [node]
+        stack, has_memory = [node], False
         while stack:
-            for target in graph.successors[stack.pop()]:
-                if target != node:
-                    starts.pop(target, None)
-                if target not in reached:
+            step = stack.pop()
+            has_memory = has_memory or step in graph.memory
+            for target in graph.successors[step]:
+                if target in starts and target != node:
+                    del starts[target]
+                    has_memory = True
+                if target not in reached and target not in known:
                     reached.add(target)
                     stack.append(target)
+        if has_memory:
+            starts[node] = None
     return list(starts)
 
 
