@@ -5,10 +5,11 @@ import gc
 import inspect
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from jupyter_gpumem.cells import CellRecord, DeviceChange, track
+from jupyter_gpumem.cuts import cut_error
 from jupyter_gpumem.device import cuda_started, current_probe, limit_bytes, torch_module
 from jupyter_gpumem.errors import GpuMemError
 from jupyter_gpumem.failures import asked_bytes, find_out_of_memory
@@ -47,6 +48,7 @@ class FitReport:
 
     ``deleted`` names older variables that the cell rebound to values on the GPU, deleted between runs.
     ``without_effect`` is a larger value with which the cell did exactly the same, ending the search.
+    ``dropped_error`` is the last error of an earlier cell, whose frames were let go.
     """
 
     name: str
@@ -56,6 +58,7 @@ class FitReport:
     deleted: tuple[str, ...] = ()
     without_effect: int | None = None
     simulated: bool = False
+    dropped_error: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -153,7 +156,7 @@ def fit_cell(
     start = shell.user_ns[name]
     plan = _Plan(name, _whole_number(name, start), minimum, factor, step or 1, search, margin)
     trial = _CellTrial(shell, cell, name, start)
-    report = _find(trial, plan)
+    report = replace(_find(trial, plan), dropped_error=trial.dropped_error)
     cell.show()
     return report
 
@@ -199,6 +202,7 @@ class _FunctionTrial:
 class _CellTrial:
     def __init__(self, shell: "InteractiveShell", cell: CellBody, name: str, start: object) -> None:
         self._shell, self._cell, self._name, self._start = shell, cell, name, start
+        self.dropped_error: str | None = None
 
     def run(self, value: int) -> None:
         __tracebackhide__ = True
@@ -206,6 +210,8 @@ class _CellTrial:
         self._cell.run()
 
     def undo(self) -> tuple[str, ...]:
+        # the last error is mostly the very one that brought the user here: its frames keep what did not fit
+        self.dropped_error = cut_error(self._shell) or self.dropped_error
         return self._cell.undo(keep=(self._name,))
 
     def restore(self) -> None:

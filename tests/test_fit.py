@@ -312,3 +312,11 @@ def test_a_report_is_json_and_escaped() -> None:
     assert to_text(fit_page(report)).splitlines()[0] == (
         "n = 4 fits   peak 1.00 GiB   2.00 GiB of GPU <0> left free (25%)"
     )
+
+
+def test_the_error_of_an_earlier_cell_is_let_go_so_that_it_cannot_keep_what_does_not_fit(ready: Shell) -> None:
+    ready.run("n = 16\ndef step(n):\n    first = take(n * GIB)\n    return first, take(n * GIB)")
+    assert ready.run("x = step(n)").error == "OutOfMemoryError"
+    shown = ready.run("%%gpu_fit n\nx = step(n)")
+    assert ready.ns["n"] == 8
+    assert "the last error (OutOfMemoryError in cell 5) was let go: %debug and %tb have nothing left" in shown.text
