@@ -11,7 +11,7 @@ from jupyter_gpumem.variables import VariableChange
 def line_page(record: CellRecord, changes: Sequence[DeviceChange]) -> Page:
     """Write the quiet line after a cell: one row for each device that moved."""
     rows = tuple(_line(record, change, first=index == 0) for index, change in enumerate(changes))
-    return Page((Block(rows + _sizes_note(record)),), spaced=False)
+    return Page((Block(rows, flow=True), Block(_sizes_note(record), flow=True)), spaced=False)
 
 
 def detail_page(record: CellRecord, variables: Sequence[VariableChange]) -> Page:

@@ -44,12 +44,16 @@ Row = Sequence["Span | str"]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows whose columns line up; ``indent`` is in characters; above them ``head``, then ``bar``."""
+    """Rows whose columns line up; ``indent`` is in characters; above them ``head``, then ``bar``.
+
+    With ``flow`` a row that is too long for a narrow page goes on in the next line instead of being squeezed.
+    """
 
     rows: tuple[Row, ...]
     indent: int = 0
     bar: "Bar | None" = None
     head: Row = ()
+    flow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +157,8 @@ def _html_block(block: Block, spaced: bool) -> str:
     head = _html_row(block.head, len(block.head), 0) if block.head else ""
     bar = f'<table style="{_TABLE_CSS}">{head}</table>' if head else ""
     bar += "" if block.bar is None else _html_bar(block.bar)
+    if block.flow:
+        return bar + _html_flow(block)
     rows = "".join(_html_row(row, columns, block.indent) for row in block.rows)
     margin = "margin-bottom:8px;" if spaced else ""
     return f'{bar}<table style="{_TABLE_CSS}{margin}">{rows}</table>' if rows else bar
@@ -166,12 +172,31 @@ def _html_row(row: Row, columns: int, indent: int) -> str:
         left = f"padding-left:{indent}ch;" if column == 0 and indent else ""
         css = (
             f"text-align:{'right' if span.right else 'left'};padding:1px 1.2em 1px 0;border:none;"
-            f"background:none;white-space:pre-wrap;vertical-align:top;{left}{_CSS[span.style]}"
+            f"background:none;white-space:{'nowrap' if span.right else 'pre-wrap'};vertical-align:top;"
+            f"{left}{_CSS[span.style]}"
         )
-        title = f' title="{html.escape(span.title)}"' if span.title else ""
         colspan = f' colspan="{rest}"' if rest > 1 else ""
-        cells.append(f'<td style="{css}"{title}{colspan}>{_html_text(span)}</td>')
+        cells.append(f'<td style="{css}"{_html_title(span)}{colspan}>{_html_text(span)}</td>')
     return f'<tr style="background:none">{"".join(cells)}</tr>'
+
+
+def _html_flow(block: Block) -> str:
+    rows = [[_as_span(cell) for cell in row] for row in block.rows]
+    widths = _column_widths(rows)
+    lines = []
+    for row in rows:
+        spans = "".join(
+            f'<span style="min-width:{width if len(rows) > 1 else 0}ch;white-space:pre;{_CSS[span.style]}"'
+            f"{_html_title(span)}>{_html_text(span)}</span>"
+            for width, span in zip(widths, row, strict=False)
+            if span.text or len(rows) > 1
+        )
+        lines.append(f'<div style="display:flex;flex-wrap:wrap;column-gap:1.5em">{spans}</div>')
+    return f'<div style="{_TABLE_CSS}">{"".join(lines)}</div>'
+
+
+def _html_title(span: Span) -> str:
+    return f' title="{html.escape(span.title)}"' if span.title else ""
 
 
 def _html_text(span: Span) -> str:
