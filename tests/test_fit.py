@@ -47,10 +47,10 @@ def test_the_variable_is_halved_until_the_cell_fits(ready: Shell) -> None:
     assert shown.error is None
     assert f"{16 * GIB}" in shown.stdout
     assert shown.text.splitlines() == [
-        "batch_size = 16 fits   peak 16.0 GiB   7.50 GiB of GPU 0 left free (31%)   simulated",
+        "batch_size = 16 fits   peak 16.0 GiB   7.50 GiB of GPU 0 left free (31 %)   simulated",
         "  64   out of memory   asked for 64.0 GiB",
         "  32   out of memory   asked for 32.0 GiB",
-        "  16   fits            16.0 GiB   7.50 GiB of GPU 0 left free (31%)",
+        "  16   fits            16.0 GiB   7.50 GiB of GPU 0 left free (31 %)",
     ]
 
 
@@ -195,7 +195,7 @@ def test_margin_leaves_that_part_of_the_device_free_at_the_peak(ready: Shell) ->
     free = DEVICE_BYTES - CONTEXT - 17 * GIB
     assert free >= DEVICE_BYTES / 4 > free - GIB
     assert "too little left" in shown.text
-    assert "6.50 GiB of GPU 0 left free (27%)" in shown.text
+    assert "6.50 GiB of GPU 0 left free (27 %)" in shown.text
 
 
 def test_a_process_limit_counts_for_the_margin(ready: Shell) -> None:
@@ -310,7 +310,7 @@ def test_a_report_is_json_and_escaped() -> None:
     assert report.to_dict()["attempts"][1]["peak_bytes"] == GIB
     assert "<x>" not in to_html(fit_page(report))
     assert to_text(fit_page(report)).splitlines()[0] == (
-        "n = 4 fits   peak 1.00 GiB   2.00 GiB of GPU <0> left free (25%)"
+        "n = 4 fits   peak 1.00 GiB   2.00 GiB of GPU <0> left free (25 %)"
     )
 
 

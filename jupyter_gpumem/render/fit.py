@@ -33,7 +33,7 @@ def _room(attempt: FitAttempt) -> str:
     if attempt.free_bytes is None or not attempt.total_bytes:
         return f"left free on {attempt.device}: unknown"
     part = attempt.free_bytes / attempt.total_bytes
-    return f"{format_bytes(attempt.free_bytes)} of {attempt.device} left free ({part:.0%})"
+    return f"{format_bytes(attempt.free_bytes)} of {attempt.device} left free ({round(100 * part)} %)"
 
 
 def _run(report: FitReport, attempt: FitAttempt) -> Row:

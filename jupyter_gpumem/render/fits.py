@@ -1,5 +1,7 @@
 """Whether a notebook fits: a row for each cell, the verdict, and what the simulation cannot know."""
 
+from pathlib import Path
+
 from jupyter_gpumem.fits import UNKNOWN, FitsCell, FitsFailure, FitsReport
 from jupyter_gpumem.render.layout import Block, Page, Row, Span, quiet, shorten, size
 from jupyter_gpumem.sizes import format_bytes
@@ -45,7 +47,7 @@ def verdict(report: FitsReport) -> str:
 
 def _title(report: FitsReport) -> str:
     cards = f"{report.devices} cards of " if report.devices > 1 else "a card of "
-    return f"{shorten(report.notebook, 60)} on {cards}{format_bytes(report.memory_bytes)}"
+    return f"{shorten(Path(report.notebook).name, 60)} on {cards}{format_bytes(report.memory_bytes)}"
 
 
 def _cell_rows(cell: FitsCell) -> list[Row]:
