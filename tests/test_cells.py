@@ -234,3 +234,11 @@ def test_without_a_gpu_a_kernel_reports_the_memory_of_the_process(kernel: Kernel
     outputs = kernel.run("import torch; x = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')")
     assert outputs.text.startswith("GPU 0   64.0 MiB (+64.0 MiB)")
     assert "of 8.00 GiB" in outputs.text
+
+
+def test_a_size_that_depends_on_a_value_is_said_and_showing_a_tensor_is_not_one(loaded: Shell) -> None:
+    loaded.run("x = take(64)")
+    assert "depends on values" in loaded.run("y = x[x > 0]; z = take(64)").text
+    assert last(loaded).sizes_read > 0
+    assert "depends on values" not in loaded.run("print(x[:3]); z = take(80)").text
+    assert last(loaded).sizes_read == 0

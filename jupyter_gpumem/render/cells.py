@@ -104,7 +104,9 @@ def _flags(record: CellRecord, *, first: bool) -> tuple[Span, ...]:
 def _sizes_note(record: CellRecord) -> tuple[Row, ...]:
     if not record.sizes_read:
         return ()
-    return ((Span("a size here depends on values: the real figure can be larger", style="warn"),),)
+    text = "perhaps a size here depends on values: the real figure can be larger"
+    why = f"{record.sizes_read} numbers that may decide a size were read from the simulated GPU, which computes none"
+    return ((Span(text, why, "quiet"),),)
 
 
 def _detail(record: CellRecord, change: DeviceChange) -> Block:

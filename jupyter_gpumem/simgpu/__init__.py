@@ -5,12 +5,15 @@ errors. Kernels do nothing, so computed values are not real.
 """
 
 import ctypes
+import functools
 import os
 import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from jupyter_gpumem.errors import GpuMemError
 from jupyter_gpumem.sizes import format_bytes, parse_bytes
@@ -46,6 +49,7 @@ class _Other(ctypes.Structure):
 
 
 _running: _Running | None = None
+_shown = 0  # numbers read in order to show a tensor
 _lock = threading.Lock()
 
 
@@ -132,11 +136,11 @@ def sizes_read() -> int:
     Every number read from a device is 0, so a size that comes from one is too small, and a loop that waits
     for "is it equal?" ends at once. Counted are the counts that torch itself reads (``nonzero``, ``x[mask]``,
     ``masked_select``, ``unique``, ``bincount``, coalescing a sparse tensor), every single integer the program
-    reads (``.item()``, ``int()``, printing) and every comparison for equality it branches on: whether the
-    program makes a size of them cannot be seen. Not counted: floating-point numbers, other truth values,
-    lists of several numbers.
+    reads (``.item()``, ``int()``) and every comparison for equality it branches on: whether the program
+    makes a size of them cannot be seen. Not counted: floating-point numbers, other truth values, lists of
+    several numbers, and what showing a tensor reads.
     """
-    return 0 if _running is None else int(_running.cuda.sim_sizes_read())
+    return 0 if _running is None else int(_running.cuda.sim_sizes_read()) - _shown
 
 
 def _checked(memory: str | int, devices: int) -> int:
@@ -225,6 +229,24 @@ def _import_torch(folder: Path) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
     # a standard deviation is 0 like every number here, and would be refused
     torch.distributions.Distribution.set_default_validate_args(False)
+    _leave_shown_numbers_uncounted(torch)
+
+
+def _leave_shown_numbers_uncounted(torch: ModuleType) -> None:
+    """Count nothing while a tensor is shown: what its text reads decides no size of the program's."""
+    show = torch._tensor_str._str
+
+    @functools.wraps(show)
+    def show_uncounted(*arguments: Any, **options: Any) -> str:
+        global _shown
+        before = sizes_read()
+        try:
+            text: str = show(*arguments, **options)
+            return text
+        finally:
+            _shown += sizes_read() - before
+
+    torch._tensor_str._str = show_uncounted
 
 
 def _set_others(running: _Running, processes: Sequence[tuple[int, int] | tuple[int, int, int]]) -> None:
