@@ -138,7 +138,8 @@ def render_not_started(devices: Mapping[str, str], *, simulated: bool) -> str:
     rows = "".join(f"<div><span>{html.escape(k)}</span><span>{html.escape(v)}</span></div>" for k, v in devices.items())
     return (
         f"<div class=gm-head><b>CUDA not started</b>{badge}</div>"
-        "<div class=gm-note>This kernel has put nothing on a GPU yet. The figures begin with its first tensor there.</div>"
+        "<div class=gm-note>This kernel has put nothing on a GPU yet. "
+        "The figures begin with its first tensor there.</div>"
         f"<div class='gm-detail gm-known'>{rows}</div>"
     )
 

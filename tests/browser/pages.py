@@ -13,6 +13,12 @@ _READY = """() => {
   const kernel = session && session.isReady && session.session && session.session.kernel;
   return !!kernel && kernel.status === 'idle';
 }"""
+# idle may be the word of the kernel that has just died
+_ANSWERS = """async () => {
+  const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+  const late = new Promise(resolve => setTimeout(() => resolve(false), 3000));
+  return await Promise.race([kernel.requestKernelInfo().then(() => true, () => false), late]);
+}"""
 _RUN = """index => {
   const panel = window.jupyterapp.shell.currentWidget;
   panel.content.activeCellIndex = index;
@@ -42,6 +48,7 @@ class Notebook:
 
     def ready(self) -> "Notebook":
         self.page.wait_for_function(_READY, timeout=60_000)
+        self.page.wait_for_function(_ANSWERS, timeout=60_000)
         return self
 
     def start(self, index: int) -> None:

@@ -49,7 +49,7 @@ def test_it_opens_by_itself_once_and_one_tab_survives_everything(lab: Server, op
     # a crash: the server restarts the kernel
     notebook.start(2)
     expect(notebook.hint).to_contain_text("%load_ext", timeout=30_000)
-    notebook.page.get_by_role("button", name="Ok", exact=False).first.click()
+    notebook.page.locator(".jp-Dialog button").click()
     notebook.ready()
     notebook.run(0)
     notebook.expect_panel()

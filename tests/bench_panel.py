@@ -1,0 +1,102 @@
+"""What the live panel costs while it draws at 2 Hz: processor time, bytes, and a slower user loop."""
+
+import json
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+from tests.bench_cells import OPERATIONS, _kernel_with, _time
+from tests.bench_row import Row, median_ratio, milliseconds
+from tests.conftest import Kernel
+
+ROUNDS = 10
+SECONDS = 6.0  # of one round of processor time
+REPEATS = 8  # of the user's loop in one round, so that several ticks fall into it
+
+_OPEN = "%gpumem panel"
+_PANEL = "panel = get_ipython()._jupyter_gpumem.magics.sidebar.panel"
+_CHANGING = f"""
+import time
+started, processor = time.monotonic(), time.process_time()
+while time.monotonic() - started < {SECONDS}:
+    kept = torch.empty(int(time.monotonic() * 1e3) % 1000 << 20, dtype=torch.uint8, device="cuda"); time.sleep(0.05)
+print(time.process_time() - processor)
+"""
+_LOOP = f"""
+x = torch.ones(64, device="cuda")
+for _ in range({OPERATIONS * REPEATS}):
+    x + x
+"""
+
+
+def rows() -> Iterable[Row]:
+    """Measure and yield each row as soon as it is known."""
+    with_panel, without = (
+        _kernel_with("%load_ext jupyter_gpumem", _OPEN, _PANEL),
+        _kernel_with("%load_ext jupyter_gpumem"),
+    )
+    try:
+        yield _processor_row(with_panel)
+        yield _bytes_row(with_panel)
+        yield _loop_row(with_panel, without)
+        yield _imports_row(with_panel)
+    finally:
+        with_panel.shutdown()
+        without.shutdown()
+
+
+def _processor_row(kernel: Kernel) -> Row:
+    """Compare the processor time of the same cell with the panel drawing and with its thread stopped."""
+    drawing, stopped = [], []
+    for turn in range(4):
+        for on in (True, False)[:: 1 if turn % 2 else -1]:
+            kernel.run("panel._sampler.start()" if on else "panel._sampler.stop()")
+            (drawing if on else stopped).append(float(kernel.run(_CHANGING).stdout))
+    kernel.run("panel._sampler.start()")
+    share = (statistics.median(drawing) - statistics.median(stopped)) / SECONDS
+    return Row("panel at 2 Hz, share of one core", f"{share:.2%}", "", None, "<= 1 %", share <= 0.01)
+
+
+def _bytes_row(kernel: Kernel) -> Row:
+    """Count the bytes of every widget message of a tick, its headers included."""
+    ticks: list[int] = []
+
+    def take(message: dict[str, Any]) -> None:
+        if message["msg_type"] == "comm_msg":
+            parts = (message[part] for part in ("header", "parent_header", "metadata", "content"))
+            ticks.append(sum(len(json.dumps(part, default=str, ensure_ascii=False).encode()) for part in parts))
+
+    for cell in range(30):
+        kernel.run(f"more_{cell} = torch.empty({cell} << 20, dtype=torch.uint8, device='cuda')  # {'text ' * 20}")
+    kernel.client.execute_interactive(_CHANGING, output_hook=take, timeout=60)
+    # one message a tick but for the first, which also says that a cell is running
+    largest = max(ticks[2:])
+    return Row(
+        "panel, largest tick with its headers",
+        f"{largest:,} B",
+        f"{len(ticks)} messages",
+        None,
+        "<= 3 KB",
+        largest <= 3072,
+    )
+
+
+def _loop_row(with_panel: Kernel, without: Kernel) -> Row:
+    drawn, plain = [], []
+    for turn in range(ROUNDS):
+        for into, kernel in ((drawn, with_panel), (plain, without))[:: 1 if turn % 2 else -1]:
+            into.append(_time(kernel, _LOOP) / REPEATS)
+    ratio = median_ratio(drawn, plain)
+    return Row(
+        f"{OPERATIONS:,} small torch operations, panel open",
+        milliseconds(statistics.median(drawn)),
+        f"panel closed {milliseconds(statistics.median(plain))}",
+        ratio,
+        "<= 1.03",
+        ratio <= 1.03,
+    )
+
+
+def _imports_row(kernel: Kernel) -> Row:
+    there = kernel.run("import sys; 'matplotlib' in sys.modules").result == "True"
+    return Row("panel, matplotlib imported", "yes" if there else "no", "", None, "no", not there)
