@@ -1,7 +1,7 @@
 """What the autograd graph saved for backward, as figures: by sample, by block, under autocast."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
@@ -62,6 +62,7 @@ _FULL = frozenset(
         ),
     )
 )
+_RECURRENT = ("Lstm", "Gru", "Rnn")
 _MOST_DIMENSIONS = 50
 _STATISTICS = 0.05  # a part of the saved bytes that may have other leading dimensions: norms, indices
 
@@ -179,17 +180,28 @@ class Activations:
                 return size, growing
         return 1, total
 
-    def under_autocast_bytes(self) -> int:
-        """Return what would be saved had the forward pass run under ``torch.autocast``, in bytes."""
+    def under_autocast_bytes(self, held: Container[Key]) -> int | None:
+        """Return what would be saved had the forward pass run under ``torch.autocast``, in bytes.
+
+        Storages in ``held`` stay whatever is saved: only a copy of theirs counts. None for recurrent layers,
+        whose copies depend on the library that runs them.
+        """
+        if any(name in node.kind for node in self.nodes for name in _RECURRENT):
+            return None
         is_half: list[bool] = []
-        kept: dict[tuple[Key, bool], int] = {}
-        for node in self.nodes:
+        kept: dict[tuple[Key, int | None], int] = {}
+        for index, node in enumerate(self.nodes):
             half_inside = self._runs_in_half(node, is_half)
             is_half.append(half_inside)
+            before = [is_half[other] for other, _result in node.after if self.nodes[other].parameter is None]
+            # autocast keeps its copies of weights for the next use, of nothing else
+            copy = index if _is_cast(node) and not (before and all(before)) else -1
             for one in node.saved:
-                halved = one.dtype == "torch.float32" and half_inside and not _is_statistic(node, one)
-                if not one.is_weight or (halved and _is_cast(node)):
-                    kept[one.key, halved] = one.nbytes // 2 if halved else one.nbytes
+                if one.dtype == "torch.float32" and half_inside and not _is_statistic(node, one):
+                    if not one.is_weight or _is_cast(node):
+                        kept[one.key, -1 if one.is_weight else copy] = one.nbytes // 2
+                elif not one.is_weight and one.key not in held:
+                    kept[one.key, None] = one.nbytes
         return sum(kept.values())
 
     def _runs_in_half(self, node: Node, is_half: list[bool]) -> bool:
@@ -208,6 +220,7 @@ class Activations:
         takes a parameter of no block. What enters a block stays.
         """
         levels = self._levels(blocks)
+        self._move_first_steps(levels)
         inside: dict[int, dict[Key, int]] = {}
         outside: set[Key] = set()
         entering: dict[tuple[int, int], int] = {}
@@ -220,9 +233,9 @@ class Activations:
                     outside.add(one.key)
                 else:
                     inside.setdefault(level, {})[one.key] = one.nbytes
-            if level is not None:
-                entering.update(self._entering(index, level, levels))
-        freed = {key: nbytes for found in inside.values() for key, nbytes in found.items() if key not in outside}
+            entering.update({edge: self._result_bytes(edge) for edge in self._entering(index, levels)})
+        everything = {key: nbytes for found in inside.values() for key, nbytes in found.items()}
+        freed = {key: nbytes for key, nbytes in everything.items() if key not in outside}
         largest = max((sum(found.values()) for found in inside.values()), default=0)
         return max(sum(freed.values()) - sum(entering.values()), 0), largest
 
@@ -254,11 +267,42 @@ class Activations:
         parameter = self.nodes[index].parameter
         return parameter is not None and parameter not in numbers
 
-    def _entering(self, index: int, level: int, levels: list[int | None]) -> Iterator[tuple[tuple[int, int], int]]:
-        for before, result in self.nodes[index].after:
-            node = self.nodes[before]
-            if node.parameter is None and levels[before] != level and result < len(node.result_bytes):
-                yield (before, result), node.result_bytes[result]
+    def _entering(self, index: int, levels: list[int | None]) -> Iterator[tuple[int, int]]:
+        """Give what a step of a block takes from steps that are not the block's."""
+        if levels[index] is not None and self.nodes[index].parameter is None:
+            for before, result in self.nodes[index].after:
+                if self.nodes[before].parameter is None and levels[before] != levels[index]:
+                    yield before, result
+
+    def _result_bytes(self, edge: tuple[int, int]) -> int:
+        before, result = edge
+        sizes = self.nodes[before].result_bytes
+        return sizes[result] if result < len(sizes) else 0
+
+    def _move_first_steps(self, levels: list[int | None]) -> None:
+        """Give each block the steps that come before its first parameter: all from what enters it anyway."""
+        entering: dict[int, set[int]] = {}
+        for index, level in enumerate(levels):
+            if level is not None:
+                entering.setdefault(level, set()).update(before for before, _r in self._entering(index, levels))
+        for level, found in entering.items():
+            for index in sorted(found, reverse=True):
+                for step in self._made_of(index, found - {index}):
+                    levels[step] = level
+
+    def _made_of(self, index: int, wanted: set[int]) -> set[int]:
+        """Return the steps from some others to this one, where no parameter and nothing else goes in."""
+        stack, met = [index], set[int]()
+        while stack:
+            step = stack.pop()
+            if step in met or step in wanted:
+                continue
+            before = [other for other, _result in self.nodes[step].after]
+            if not before or any(self.nodes[other].parameter is not None for other in before):
+                return set()
+            met.add(step)
+            stack += before
+        return met
 
 
 def _is_cast(node: Node) -> bool:

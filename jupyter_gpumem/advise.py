@@ -3,7 +3,7 @@
 Each figure is read from what is on the device now; advice that does not apply is not given.
 """
 
-import os
+import multiprocessing
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _MIN_BYTES = 1024**2
 _FRAGMENTED_PART = 0.1  # below this part of what is reserved it is ordinary
+_WORTH_A_CHANGE = 0.02
 _PAGE_BYTES = 20 * 1024**2
 _BUDGET_SECONDS = 10.0
 _BATCH_NAME = re.compile(r"bs|b|n|batch|.*batch.*", re.IGNORECASE)
@@ -168,6 +169,17 @@ class _Scene:
         items = value if type(value) in (list, tuple) else (value,)
         return [item for item in items if id(item) in self.live.graph.tensors]  # type: ignore[attr-defined]
 
+    def held_by_variables(self) -> set[Key]:
+        """Return the storages of tensors without a graph that variables hold, such as a batch of inputs."""
+        links = self.live.graph.links
+        return {
+            key
+            for value in self.names.values()
+            for tensor in self.tensors_in(value)
+            if not any(how == "graph" for _node, how in links.get(id(tensor), ()))
+            for key in self.live.keys_of(id(tensor))
+        }
+
     def nbytes_of(self, tensors: Iterable[Any]) -> int:
         """Return the bytes of the storages of some tensors, each once."""
         keys = {key for tensor in tensors for key in self.live.keys_of(id(tensor))}
@@ -208,16 +220,19 @@ def _fitting_batch(scene: _Scene, shortage: Shortage) -> Iterator[Advice]:
 
 
 def _autocast(scene: _Scene) -> Iterator[Advice]:
-    now = scene.largest.nbytes
-    after = scene.largest.under_autocast_bytes()
-    full = sum(one.nbytes for one in scene.largest.saved().values() if one.dtype == "torch.float32")
-    yield Advice(
-        "mixed precision",
-        f"mixed precision: {format_bytes(full)} of activations are in float32",
-        now - after,
-        'with torch.autocast("cuda", torch.bfloat16): ...',
-        f"around the forward pass and the loss: {format_bytes(after)} instead of {format_bytes(now)}",
-    )
+    held = scene.held_by_variables()
+    saved = [one for key, one in scene.largest.saved().items() if key not in held]
+    now, after = sum(one.nbytes for one in saved), scene.largest.under_autocast_bytes(held)
+    # what is small beside the whole is within the error of the estimate
+    if after is not None and now - after > _WORTH_A_CHANGE * now:
+        full = sum(one.nbytes for one in saved if one.dtype == "torch.float32")
+        yield Advice(
+            "mixed precision",
+            f"mixed precision: {format_bytes(full)} of activations are in float32",
+            now - after,
+            'with torch.autocast("cuda", torch.bfloat16): ...',
+            f"around the forward pass and the loss: {format_bytes(after)} instead of {format_bytes(now)}",
+        )
 
 
 def _checkpointing(scene: _Scene) -> Iterator[Advice]:
@@ -403,13 +418,7 @@ def _lost_bytes() -> dict[int, int]:
 
 
 def _about_process(pid: int, name: str, nbytes: int) -> Advice:
-    import psutil
-
-    try:
-        is_worker = psutil.Process(pid).ppid() == os.getpid()
-    except psutil.Error:
-        is_worker = False
-    if is_worker:
+    if pid in {child.pid for child in multiprocessing.active_children()}:
         label = f"a worker process of this one holds memory: {name}"
         note = "a data set should give CPU tensors: the batch goes to the GPU in the training loop"
         return Advice("worker", label, nbytes, "DataLoader(..., num_workers=0)", note)

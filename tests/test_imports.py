@@ -15,18 +15,18 @@ PACKAGE = Path(__file__).parents[1] / "jupyter_gpumem"
 LAYERS = {
     "values": "errors sizes snapshot cards holders freed",
     "sources": """
-        allocator attributes blocks device frames graph heap nvml peaks processes reach simgpu
+        allocator attributes blocks device failures frames graph heap nvml observer peaks processes reach simgpu
         simgpu.build simgpu.locate tensors
     """,
     "work": """
-        account advise cells cuts describe dominators explain fit fits held history holdings leaks
+        account activations advise cells cuts describe dominators explain fit fits held history holdings leaks
         lines literals meter names next_step oom parts paths provenance quick referrers rehearsal
-        release remedies rerun roots shares unreached variables
+        release remedies rerun roots shares unreached variables where
     """,
     "show": """
         monitor panel panel.actions panel.closing panel.holders panel.live plot render
         render.account render.advise render.cells render.chart render.fit render.fits render.free
-        render.layout render.leaks render.panel render.panel_words sampler sidebar subshell
+        render.layout render.leaks render.oom render.panel render.panel_words sampler sidebar subshell
     """,
     "shell": "__init__ __main__ after_cell arguments cellmagic completion config extension magics",
 }
