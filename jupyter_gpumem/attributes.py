@@ -7,11 +7,18 @@ from typing import Any
 from jupyter_gpumem.heap import type_mro, type_namespace
 
 _type_name: Callable[[type], str] = type.__dict__["__name__"].__get__
+_type_module: Callable[[type], object] = type.__dict__["__module__"].__get__
 
 
 def type_name(item: object) -> str:
     """Return the name of an object's exact type, without asking the object."""
     return _type_name(type(item))
+
+
+def type_module(item: object) -> str:
+    """Return the module that an object's exact type says it is from, without asking the object."""
+    module = _type_module(type(item))
+    return module if type(module) is str else ""
 
 
 def attribute_of(parent: object, child: object) -> str | None:

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.attributes import plain_attribute, type_name
@@ -17,7 +17,6 @@ from jupyter_gpumem.provenance import CellFinder
 from jupyter_gpumem.remedies import Remedy, Situation, remedy_for, together
 from jupyter_gpumem.roots import Slot
 from jupyter_gpumem.shares import Share, Shares
-from jupyter_gpumem.sizes import format_bytes
 from jupyter_gpumem.tensors import TensorFacts, tensor_facts
 
 if TYPE_CHECKING:
@@ -72,9 +71,7 @@ class Describer:
         else:
             draft = self._joint(share)
         at_most = self._cpp_too(share)
-        return [
-            self._holder(share, draft, device, at_most) for device in self._shares.devices if share.own[device]
-        ]
+        return [self._holder(share, draft, device, at_most) for device in self._shares.devices if share.own[device]]
 
     def _holder(self, share: Share, draft: _Draft, device: int, at_most: bool) -> Holder:
         shared, others = self._shared(share, device)
@@ -257,6 +254,7 @@ class Describer:
             hook_table=self._hook_table(cut),
             is_list=type(item) is list and end == share.node,
             keeps_graph=sum(share.count.values()) > max(1, len(members)),
+            is_data=_is_data(holder.slots[0].target),
             clearable=is_exactly(self._graph.objects[share.node], (list, dict, set, deque)),
         )
 
@@ -317,7 +315,9 @@ class Describer:
             found.sort(key=lambda node: -self._shares.total(node))
             for node in found[:_MOST_PARTS]:
                 place = node if self._graph.objects[node] is not None else self._graph.dominator[node]
-                yield str(self._trail(holder, place)), node
+                # the line above says already what keeps them all
+                start = f", {_verb(holder.kind)} {self._start(holder, holder.slots[0])}"
+                yield str(self._trail(holder, place)).replace(start, "", 1), node
 
     def _is_frame_dict(self, node: int) -> bool:
         above = self._graph.found_by[node]
@@ -352,14 +352,16 @@ class Describer:
 
     def _joint(self, share: Share) -> _Draft:
         ways = self._ways(share)
-        names = [holder.slots[0].text for holder in share.holders if holder.kind == "variable"]
+        variables = [holder for holder in share.holders if holder.kind == "variable"]
+        names = [holder.slots[0].text for holder in variables if _is_data(holder.slots[0].target)]
+        program = [holder.slots[0].text for holder in variables if not _is_data(holder.slots[0].target)]
         others = [
             remedy_for(self._situation(share, holder, Trail("", None), Trail("", None), share.node, []))
             for holder in share.holders
             if holder.kind != "variable"
         ]
-        remedy = together(names, others, in_shell=self._in_shell)
-        cells = [self._cells.that_set(name) for name in names]
+        remedy = together(names, program, others, in_shell=self._in_shell)
+        cells = [self._cells.that_set(name) for name in (*names, *program)]
         kinds = {holder.kind for holder in share.holders}
         return _Draft(
             path=", ".join(ways),
@@ -413,7 +415,8 @@ class Describer:
         if holder in self._shared_told and not share.in_use:
             return 0, ()
         self._shared_told.add(holder)
-        shared, others = 0, set()
+        shared = 0
+        others: set[int] = set()
         for node, owners in self._shares.sharing.items():
             if holder in owners and self._shares.under[device][node]:
                 shared += self._shares.under[device][node]
@@ -479,7 +482,9 @@ _ROLE_WORDS = {
 
 
 def _verb(kind: Kind) -> str:
-    return {"error": "kept by", "debugger": "kept by", "handling": "in", "unknown": "in", "frame": "in"}.get(kind, "through")
+    return {"error": "kept by", "debugger": "kept by", "handling": "in", "unknown": "in", "frame": "in"}.get(
+        kind, "through"
+    )
 
 
 def _unknown_words(target: object) -> str:
@@ -491,6 +496,12 @@ def _unknown_words(target: object) -> str:
 
 def _is_scalar_with_graph(facts: TensorFacts | None) -> bool:
     return facts is not None and facts.elements == 1 and facts.node is not None
+
+
+def _is_data(item: object) -> bool:
+    """Tell whether ``%gpu_free`` deletes a variable of such an object and sees what it holds."""
+    program = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, type)
+    return not issubclass(type(item), program) and type_name(item) not in ("ndarray", "_lru_cache_wrapper")
 
 
 def _plain_items(item: Any) -> Iterator[Any]:

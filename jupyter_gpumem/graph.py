@@ -13,6 +13,9 @@ Link = Literal["gradient", "graph", "next", "saved", "hook", "variable", "inner"
 """How the C++ side refers to something."""
 
 _MOST_ITEMS = 1_000_000
+_STACK_BYTES_PER_NODE = 250
+_USUAL_STACK_BYTES = 6 * 1024**2
+_LARGEST_STACK_BYTES = 112 * 1024**2  # Linux keeps 128 MiB free below a stack that was small at start
 
 _Getter = Callable[[Any], Any]
 
@@ -87,23 +90,50 @@ def add_untracked(graph: LiveGraph, heap: Heap, torch: ModuleType) -> bool:
     return found
 
 
+def leave_room_to_free(nodes: int) -> bool:
+    """Let the stack grow so far that a chain of so many graph nodes can be freed; tell whether it can.
+
+    A node that Python has looked at is freed by recursion in torch (seen with 2.14: 100,000 nodes in a row
+    overflow 8 MiB), so looking must not be what makes the user's next ``del`` crash. The main thread's stack
+    grows up to its soft limit, which may be raised at any time.
+    """
+    needed = nodes * _STACK_BYTES_PER_NODE
+    if needed <= _USUAL_STACK_BYTES:
+        return True
+    try:
+        import resource
+    except ImportError:  # Windows fixes the stack at start
+        return False
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    wanted = needed + _USUAL_STACK_BYTES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return True
+    if wanted > _LARGEST_STACK_BYTES or (hard != resource.RLIM_INFINITY and hard < wanted):
+        return False
+    resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
+    return True
+
+
 def _walk(seeds: Iterable[Any], reader: "TorchReader", graph: LiveGraph, clock: Clock) -> None:
     stack = list(seeds)
     objects, links = graph.objects, graph.links
-    count = 0
+    nodes = 0
     while stack:
         item = stack.pop()
         address = id(item)
         if address in objects:
             continue
         objects[address] = item
-        count += 1
-        if count % 4096 == 0:
-            clock.check("autograd graph")
         is_tensor, read = reader.of(type(item))
         if is_tensor:
             graph.tensors[address] = item
         found = read(item)
+        nodes += not is_tensor
+        if (len(objects) + 1) % 4096 == 0:
+            clock.check("autograd graph")
+            if not leave_room_to_free(nodes):
+                graph.unread.add(f"a graph of more than {nodes:,} nodes: those beyond")
+                return
         if found:
             links[address] = found
             stack.extend(child for child, how in found if how != "hook" and reader.is_known(type(child)))
@@ -216,7 +246,7 @@ class TorchReader:
         fields: dict[str, Any] = {}
         for base in reversed(type_mro(kind)):
             # only torch's own types: a custom Function's class may define the same names
-            if base is self._torch._C._FunctionBase or type(base) is type and not _is_user_class(base):
+            if base is self._torch._C._FunctionBase or (type(base) is type and not _is_user_class(base)):
                 fields.update(type_namespace(base))
         follow = fields["next_functions"].__get__ if "next_functions" in fields else None
         variable = fields["variable"].__get__ if "variable" in fields else None
@@ -239,7 +269,9 @@ class TorchReader:
             value = getter(node)
         except RuntimeError:  # backward has freed it
             return
-        for saved in value if issubclass(type(value), (tuple, list)) else (value,):
+        saved: Any  # a SavedTensor, whose class has no annotations
+        several: Iterable[Any] = value if issubclass(type(value), (tuple, list)) else (value,)
+        for saved in several:
             if type(saved) is not self._saved_type:
                 continue
             if not self._saved_readable:

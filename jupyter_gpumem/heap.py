@@ -1,5 +1,6 @@
 """One look at everything Python's collector tracks: the objects, their types, and who refers to a few of them."""
 
+import ctypes
 import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ type_namespace: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].
 type_mro: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
 """Read a class's ancestors without asking its metaclass."""
 
-module_namespace: Callable[[ModuleType], dict[str, Any]] = ModuleType.__dict__["__dict__"].__get__
+module_namespace: Callable[[ModuleType], dict[str, Any]] = vars(ModuleType)["__dict__"].__get__
 """Read a module's namespace without asking the module."""
 
 
@@ -108,7 +109,6 @@ class Heap:
     """
 
     def __init__(self, clock: Clock, frozen_roots: Iterable[object] = ()) -> None:
-        import numpy as np
 
         self._clock = clock
         self.objects: list[Any] = gc.get_objects()
@@ -116,7 +116,8 @@ class Heap:
         self.frozen = gc.get_freeze_count() > 0
         if self.frozen:
             self.objects += _reachable(frozen_roots, self.objects, clock)
-        self._kinds: Addresses = np.fromiter(map(id, map(type, self.objects)), np.int64, len(self.objects))
+        self._kinds = _addresses(map(type, self.objects), len(self.objects))
+        self._hashes = _hash(self._kinds)
         self._references: _References | None = None
 
     def of_kinds(self, kinds: Mapping[int, type]) -> list[Any]:
@@ -124,7 +125,7 @@ class Heap:
         import numpy as np
 
         wanted = np.sort(np.fromiter(kinds, np.int64, len(kinds)))
-        return [self.objects[index] for index in _members(self._kinds, wanted).tolist()]
+        return [self.objects[index] for index in _members(self._kinds, wanted, self._hashes).tolist()]
 
     def add(self, objects: Iterable[Any]) -> None:
         """Include objects that were made by looking, before anybody asks who refers to what."""
@@ -217,7 +218,7 @@ class _References:
         parts: list[Addresses] = []
         for start in range(0, len(objects), _CHUNK):
             referents = gc.get_referents(*objects[start : start + _CHUNK])
-            parts.append(np.fromiter(map(id, referents), np.int64, len(referents)))
+            parts.append(_addresses(referents, len(referents)))
             del referents
             if start % (_CHUNK * 512) == 0:
                 clock.check("references")
@@ -289,6 +290,16 @@ def _locate(objects: list[Any], offsets: list[int], total: int, wanted: set[int]
     return found
 
 
+def _addresses(items: Iterable[Any], count: int) -> "Addresses":
+    """Return the addresses of ``count`` objects: what ``id`` gives, without making an int of each."""
+    import numpy as np
+
+    # an array of objects is an array of their addresses
+    held = np.fromiter(items, object, count)
+    raw = (ctypes.c_char * (8 * count)).from_address(held.ctypes.data)
+    return np.frombuffer(memoryview(raw), np.int64).copy()
+
+
 def _hash(addresses: "Addresses") -> "NDArray[np.uint32]":
     import numpy as np
 
@@ -296,9 +307,7 @@ def _hash(addresses: "Addresses") -> "NDArray[np.uint32]":
     return ((addresses >> 4) & ((1 << _TABLE_BITS) - 1)).astype(np.uint32)
 
 
-def _members(
-    addresses: "Addresses", wanted: "Addresses", hashes: "NDArray[np.uint32] | None" = None
-) -> "Addresses":
+def _members(addresses: "Addresses", wanted: "Addresses", hashes: "NDArray[np.uint32]") -> "Addresses":
     """Return the positions of ``addresses`` that are among the sorted ``wanted``."""
     import numpy as np
 
@@ -306,10 +315,11 @@ def _members(
         return np.zeros(0, np.int64)
     table = np.zeros(1 << _TABLE_BITS, bool)
     table[_hash(wanted)] = True
-    maybe = np.nonzero(table[_hash(addresses) if hashes is None else hashes])[0]
+    maybe = np.nonzero(table[hashes])[0]
     at = np.searchsorted(wanted, addresses[maybe])
     at[at == len(wanted)] = 0
-    return maybe[wanted[at] == addresses[maybe]]
+    found: Addresses = maybe[wanted[at] == addresses[maybe]]
+    return found
 
 
 def _reachable(roots: Iterable[object], known: Sequence[object], clock: Clock) -> list[Any]:

@@ -1,7 +1,9 @@
 """How many bytes of device memory can be reached from some values."""
 
 import gc
+import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -28,27 +30,22 @@ def bytes_held_by(values: Iterable[object], *, budget_seconds: float = 1.0) -> i
     kind = current_probe().kind
     found: dict[Key, int] = {}
     with collector_paused(), plain_reads(torch):
-        try:
-            _gather(list(values), TorchReader(torch), StorageReader(torch, kind), Clock(budget_seconds), found)
-        except OutOfTimeError:
-            pass
+        reader, storages = TorchReader(torch), StorageReader(torch, kind)
+        with suppress(OutOfTimeError):
+            _gather(list(values), reader, storages, Clock(budget_seconds), found)
     if not found:
         return 0
     finder = BlockFinder(read_blocks() if kind == "cuda" else ())
     pieces: dict[Any, int] = {}
     for key, nbytes in found.items():
         block = finder.find(key)
-        pieces[key if block is None else (block.device, block.address)] = (
-            nbytes if block is None else block.size_bytes
-        )
+        pieces[key if block is None else (block.device, block.address)] = nbytes if block is None else block.size_bytes
     return sum(pieces.values())
 
 
 def _gather(
     stack: list[Any], reader: TorchReader, storages: StorageReader, clock: Clock, found: dict[Key, int]
 ) -> None:
-    import sys
-
     kept: list[Any] = list(stack)  # so that no address is used twice while addresses tell what was seen
     seen = {id(module_namespace(module)) for module in list(sys.modules.values()) if type(module) is ModuleType}
     seen.update(map(id, stack))

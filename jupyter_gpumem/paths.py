@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import CellType, FrameType, FunctionType, MethodType, TracebackType
 from typing import Any
 
-from jupyter_gpumem.attributes import attribute_of, instance_dict, is_instance_dict, type_name
+from jupyter_gpumem.attributes import attribute_of, instance_dict, is_instance_dict, type_module, type_name
 from jupyter_gpumem.device import torch_module
 from jupyter_gpumem.frames import Suspended, frame_of, is_kept_dict, name_of_local
 from jupyter_gpumem.graph import is_node_type
@@ -82,7 +82,7 @@ def _landmark(trail: Trail, item: object) -> Trail:
     """Name a task or a thread by itself when the path came to it through the library's own tables."""
     if not trail.text.startswith(("asyncio.", "_asyncio.", "threading.", "a running call", "concurrent.")):
         return trail
-    if type_name(item) == "Task" and "asyncio" in str(type_namespace(type(item)).get("__module__")):
+    if type_name(item) == "Task" and "asyncio" in type_module(item):
         return Trail(f"asyncio task {item.get_name()}", None)  # type: ignore[attr-defined]  # it is a Task
     namespace = instance_dict(item) if type_name(item) == "Thread" else None
     name = None if namespace is None else namespace.get("_name")
@@ -357,8 +357,8 @@ def _future(trail: Trail, chain: Sequence[Any], at: int) -> Step:
     owner = chain[at]
     words = "asyncio task" if type_name(owner) == "Task" else "future"
     source = trail.source or (trail.text if trail.text.startswith("asyncio task") else f"{words} {trail.text}")
-    if issubclass(type(chain[at + 1]), BaseException):
-        return replace(trail.at(trail.text), source=source, inside="error"), 1
+    if issubclass(type(chain[at + 1]), (BaseException, TracebackType)):
+        return replace(trail.at(trail.text), source=source, inside="task"), 1
     if type_name(chain[at + 1]) == "coroutine":
         return replace(trail.at(trail.text), source=source), 1
     if is_instance_dict(owner, chain[at + 1]):
@@ -374,7 +374,7 @@ def _instance(trail: Trail, chain: Sequence[Any], at: int) -> Step:
         return _context(trail, chain, at)
     if type_name(parent) == "_local":
         return _thread_local(trail, chain, at)
-    if type_name(parent) in ("Task", "Future") and "asyncio" in str(type_namespace(type(parent)).get("__module__")):
+    if type_name(parent) in ("Task", "Future") and "asyncio" in type_module(parent):
         return _future(trail, chain, at)
     if child is type(parent):
         return replace(trail, text=f"type({trail.text})", code=_wrap(trail, "type(", ")")), 1

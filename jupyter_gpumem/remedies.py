@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from jupyter_gpumem.holders import Release
 from jupyter_gpumem.literals import is_plain_name
@@ -38,6 +37,7 @@ class Situation:
     is_list: bool = False
     keeps_graph: bool = False
     clearable: bool = False
+    is_data: bool = True
     names: tuple[str, ...] = field(default=())
 
 
@@ -69,6 +69,13 @@ def remedy_for(situation: Situation) -> Remedy:
 def free(*names: str, in_shell: bool) -> str:
     """Return the code that deletes variables and what IPython keeps of them."""
     return f"%gpu_free {' '.join(names)}" if in_shell else f"del {', '.join(names)}"
+
+
+def _drop(situation: Situation, name: str) -> tuple[str, tuple[Release, ...]]:
+    """Return how a variable goes: ``%gpu_free`` deletes data only, never a function or a class."""
+    if situation.is_data:
+        return free(name, in_shell=situation.in_shell), (Release("variables", names=(name,)),)
+    return f"del {name}", (Release("code", code=f"del {name}"),)
 
 
 def _collect(situation: Situation) -> Remedy:
@@ -117,18 +124,17 @@ _SPECIAL = {
 
 def _variable(situation: Situation) -> Remedy:
     name = situation.variable or ""
-    release = (Release("variables", names=(name,)),)
+    code, release = _drop(situation, name)
     if situation.scalars and situation.is_list:
-        code = f"{name}[:] = [item.item() for item in {name}]"
-        return Remedy(code, (Release("code", code=code),), "append loss.item() instead of the loss")
+        items = f"{name}[:] = [item.item() for item in {name}]"
+        return Remedy(items, (Release("code", code=items),), "append loss.item() instead of the loss")
     if situation.node is not None and situation.elements == 1 and situation.keeps_graph and not situation.alike:
-        code = f"{name} = {name}.item()"
-        return Remedy(code, (Release("code", code=code),), f"a {situation.tensor_bytes} B tensor and its graph")
+        number = f"{name} = {name}.item()"
+        return Remedy(number, (Release("code", code=number),), f"a {situation.tensor_bytes} B tensor and its graph")
     if _is_small_view(situation):
-        code = f"{name} = {name}.clone()"
+        copy = f"{name} = {name}.clone()"
         note = f"{format_bytes(situation.tensor_bytes)} view of a storage of {format_bytes(situation.storage_bytes)}"
-        return Remedy(code, (Release("code", code=code),), note, _rounded(situation.tensor_bytes))
-    code = free(name, in_shell=situation.in_shell)
+        return Remedy(copy, (Release("code", code=copy),), note, _rounded(situation.tensor_bytes))
     if situation.inside == "error" and situation.cut is not None:
         return _kept_error(situation, situation.cut)
     note = ""
@@ -144,8 +150,7 @@ def _variable(situation: Situation) -> Remedy:
 def _kept_error(situation: Situation, cut: str) -> Remedy:
     if " through its " in situation.shown or "group" in situation.shown:
         # dropping the traceback alone would leave those of the errors before it
-        code = free(situation.variable or cut, in_shell=situation.in_shell)
-        return Remedy(code, (Release("variables", names=(situation.variable or cut,)),))
+        return Remedy(*_drop(situation, situation.variable or cut))
     code = f"{cut}.__traceback__ = None"
     return Remedy(code, (Release("code", code=code),), "a kept error keeps the frames it came through")
 
@@ -174,8 +179,7 @@ def _inner(situation: Situation) -> Remedy:
     if cut is None:
         if situation.variable is None:
             return Remedy("", ())
-        code = free(situation.variable, in_shell=situation.in_shell)
-        return Remedy(code, (Release("variables", names=(situation.variable,)),))
+        return Remedy(*_drop(situation, situation.variable))
     if situation.inside == "error":
         return _kept_error(situation, cut)
     if situation.scalars and situation.is_list:
@@ -198,10 +202,13 @@ def _can_be_deleted(cut: str) -> bool:
     return is_plain_name(last) or (cut.endswith("]") and not cut.startswith("list("))
 
 
-def together(names: Sequence[str], others: Sequence[Remedy], *, in_shell: bool) -> Remedy:
-    """Join the remedies of several holders that must all let go."""
+def together(names: Sequence[str], program: Sequence[str], others: Sequence[Remedy], *, in_shell: bool) -> Remedy:
+    """Join the remedies of several holders that must all let go; ``program`` are functions and classes."""
     releases: list[Release] = [Release("variables", names=tuple(names))] if names else []
     lines = [free(*names, in_shell=in_shell)] if names else []
+    if program:
+        lines.append(f"del {', '.join(program)}")
+        releases.append(Release("code", code=lines[-1]))
     for remedy in others:
         if not remedy.releases:
             return Remedy("", (), "; ".join(dict.fromkeys(other.note for other in others if other.note)))

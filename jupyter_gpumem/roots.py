@@ -82,17 +82,19 @@ class Roots:
         found: list[Slot] = []
         for address, container in self._containers.items():
             if container.always or address in met:
-                found += [
-                    container.describe(name, value) for name, value in container.items() if id(value) in cone
-                ]
+                found += [container.describe(name, value) for name, value in container.items() if id(value) in cone]
         found += self._classes(cone)
         found += _handled_errors(cone)
         found += self._running(cone)
         return found
 
     def _add(
-        self, container: object, items: Callable[[], Iterable[tuple[Any, Any]]], describe: Callable[[Any, Any], Slot],
-        *, always: bool = False,
+        self,
+        container: object,
+        items: Callable[[], Iterable[tuple[Any, Any]]],
+        describe: Callable[[Any, Any], Slot],
+        *,
+        always: bool = False,
     ) -> None:
         if id(container) not in self._containers:
             self.stops[id(container)] = container
@@ -180,7 +182,11 @@ def _is_name(name: object) -> bool:
 
 
 def _hidden(name: Any, value: object) -> Slot:
-    return _copy_of_output(name, value) if _OUTPUT_NAME.fullmatch(str(name)) else _ipython(f"user_ns_hidden[{name!r}]", value)
+    return (
+        _copy_of_output(name, value)
+        if _OUTPUT_NAME.fullmatch(str(name))
+        else _ipython(f"user_ns_hidden[{name!r}]", value)
+    )
 
 
 def _output(number: Any, value: object) -> Slot:
@@ -233,7 +239,8 @@ def _ipython(attribute: str, value: object) -> Slot:
 
 
 def _handled_errors(cone: Mapping[int, Any]) -> Iterator[Slot]:
-    for thread, error in sys._current_exceptions().items():
+    current: dict[int, Any] = sys._current_exceptions()
+    for thread, error in current.items():
         # the triple of sys.exc_info() up to Python 3.11
         value = error[1] if isinstance(error, tuple) else error
         if value is not None and id(value) in cone:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from jupyter_gpumem.graph import is_node_type
 from jupyter_gpumem.attributes import type_name
+from jupyter_gpumem.graph import is_node_type
 from jupyter_gpumem.heap import is_exactly, type_namespace
 from jupyter_gpumem.held import ROOT, HeldGraph, RootHolder
 from jupyter_gpumem.tensors import Key, LiveTensors
@@ -112,9 +112,7 @@ class Shares:
 
     def _who_shares(self) -> dict[int, frozenset[int]]:
         """Return the holders at the roots from which each node that no single holder keeps can be reached."""
-        together = {
-            node for node in self.children[ROOT] if node not in self.graph.holders and self.total(node)
-        }
+        together = {node for node in self.children[ROOT] if node not in self.graph.holders and self.total(node)}
         into = self.entries(node for node in self.children[ROOT] if node not in self.graph.holders)
         holders: dict[int, frozenset[int]] = dict.fromkeys(into, frozenset())
         changed = True
@@ -205,12 +203,9 @@ class Shares:
 
     def _share(self, node: int, holders: tuple[RootHolder, ...], less: Iterable[Share] = ()) -> Share:
         less = list(less)
-        own = {
-            device: self.under[device][node] - sum(share.own[device] for share in less) for device in self.devices
-        }
+        own = {device: self.under[device][node] - sum(share.own[device] for share in less) for device in self.devices}
         count = {
-            device: self.count[device][node] - sum(share.count[device] for share in less)
-            for device in self.devices
+            device: self.count[device][node] - sum(share.count[device] for share in less) for device in self.devices
         }
         return Share(node, holders, own, dict(own), count)
 
@@ -265,9 +260,7 @@ class Shares:
     def _is_attributes(self, node: int, child: int) -> bool:
         return not is_exactly(self.graph.objects[node], _PLAIN) and type(self.graph.objects[child]) is dict
 
-    def _at_work(
-        self, node: int, holder: RootHolder, parts: list[Share], models: list[int]
-    ) -> Iterator[Share]:
+    def _at_work(self, node: int, holder: RootHolder, parts: list[Share], models: list[int]) -> Iterator[Share]:
         """Join the models and optimizers of one namespace, which share memory, apart from all else in it."""
         others = [share for share in parts if share.node not in models]
         yield from others

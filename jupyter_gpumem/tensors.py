@@ -1,7 +1,6 @@
 """The census of live storages: each piece of tensor memory once, and what it is for."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal
@@ -186,9 +185,7 @@ def _count_tensors(live: LiveTensors) -> None:
 def _reaches(graph: LiveGraph) -> dict[int, Reach]:
     """Return how the C++ side refers to each object, by address; a wrapper made by looking changes nothing."""
     names: dict[str, Reach] = {"gradient": "gradient", "saved": "saved", "script": "script", "inner": "inner"}
-    return {
-        id(child): names[how] for links in graph.links.values() for child, how in links if how in names
-    }
+    return {id(child): names[how] for links in graph.links.values() for child, how in links if how in names}
 
 
 class StorageReader:
@@ -239,7 +236,7 @@ def _assign_roles(live: LiveTensors, torch: ModuleType) -> None:
         _mark(live, (child for child, how in found if how == "gradient"), "gradient", None)
     for attribute, role in (("_buffers", "buffer"), ("_parameters", "parameter")):
         for module in live.modules:
-            values = plain_attribute(module, attribute)
+            values: Any = plain_attribute(module, attribute)
             if issubclass(type(values), dict):
                 _mark(live, tuple(dict.values(values)), role, None)
     _mark_scripts(live, torch)
