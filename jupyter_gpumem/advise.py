@@ -4,7 +4,6 @@ Each figure is read from what is on the device now; advice that does not apply i
 """
 
 import multiprocessing
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -12,17 +11,17 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.account import Account, take_account
-from jupyter_gpumem.activations import Activations, find_blocks, parameters_of, read_activations
 from jupyter_gpumem.attributes import plain_attribute, type_name
 from jupyter_gpumem.blocks import read_blocks
 from jupyter_gpumem.device import cuda_started, torch_module
 from jupyter_gpumem.heap import Clock, Heap, OutOfTimeError, collector_paused, type_namespace
 from jupyter_gpumem.holders import Holder, LeakReport
 from jupyter_gpumem.leaks import find_leaks
+from jupyter_gpumem.passes import find_blocks, parameters_of
 from jupyter_gpumem.roots import Roots
+from jupyter_gpumem.scene import Scene
 from jupyter_gpumem.sizes import format_bytes
-from jupyter_gpumem.tensors import Key, LiveTensors, live_tensors
-from jupyter_gpumem.where import module_names
+from jupyter_gpumem.tensors import Key, live_tensors
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -32,7 +31,6 @@ _FRAGMENTED_PART = 0.1  # below this part of what is reserved it is ordinary
 _WORTH_A_CHANGE = 0.02
 _PAGE_BYTES = 20 * 1024**2
 _BUDGET_SECONDS = 10.0
-_BATCH_NAME = re.compile(r"bs|b|n|batch|.*batch.*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +110,7 @@ def _about_tensors(
             live = live_tensors(Heap(clock, roots.starts()), torch, "cuda", clock)
         except OutOfTimeError:
             return [advice for holder in leaks.holders if (advice := _from_holder(holder)) is not None]
-        scene = _Scene(live, torch, _namespace(shell), device)
+        scene = Scene(live, torch, _namespace(shell), device)
         found = [advice for advise_on in _SUBJECTS for advice in advise_on(scene)]
         found += () if shortage is None else _fitting_batch(scene, shortage)
         copies = {advice.label.split(":")[0] for advice in found if advice.subject == "duplicate"}
@@ -124,69 +122,7 @@ def _about_tensors(
     return found
 
 
-class _Scene:
-    """What one scan found, by the names a user knows. Holds the heap: lives within one call."""
-
-    def __init__(self, live: LiveTensors, torch: ModuleType, names: dict[str, Any], device: int | None) -> None:
-        self.live, self.torch, self.names, self.device = live, torch, names, device
-        self.activations: Activations = read_activations(live, torch, device)
-        passes = self.activations.passes()
-        self.largest = max(passes, key=lambda one: one.nbytes, default=self.activations)
-        """The graph that saved most: one forward pass, where several are kept."""
-        self.latest = passes[0] if passes else self.activations
-        self.modules = module_names((names,))
-        self.roots = [(name, value) for name, value in names.items() if self.modules.get(id(value)) == name]
-
-    def role_bytes(self, role: str) -> int:
-        """Return the bytes of the storages that serve as ``role``."""
-        return sum(
-            facts.nbytes
-            for (index, _address), facts in self.live.storages.items()
-            if facts.role == role and self.device in (None, index)
-        )
-
-    def name_of(self, kind: type) -> str | None:
-        """Return the variable that is an instance of a class."""
-        found = (name for name, value in self.names.items() if issubclass(type(value), kind))
-        return next((name for name in found if not name.startswith("_")), None)
-
-    def whole_number(self, dividing: int) -> str | None:
-        """Return the variable that is, or divides, a number of samples, by the look of its name."""
-        numbers = {name: value for name, value in self.names.items() if type(value) is int and value > 1}
-        named = {name: value for name, value in numbers.items() if _BATCH_NAME.fullmatch(name)}
-        equal = (name for name, value in named.items() if value == dividing)
-        return next(equal, None) or next((name for name, value in named.items() if dividing % value == 0), None)
-
-    def batch_size(self, samples: int) -> tuple[str, int]:
-        """Return the variable that holds the batch size, with its value; a usual name where there is none."""
-        name = self.whole_number(samples)
-        return ("batch_size", samples) if name is None else (name, self.names[name])
-
-    def tensors_in(self, value: object) -> list[Any]:
-        """Return the tensors that a value is or directly contains."""
-        if isinstance(value, dict):
-            value = list(value.values())
-        items = value if type(value) in (list, tuple) else (value,)
-        return [item for item in items if id(item) in self.live.graph.tensors]  # type: ignore[attr-defined]
-
-    def held_by_variables(self) -> set[Key]:
-        """Return the storages of tensors without a graph that variables hold, such as a batch of inputs."""
-        links = self.live.graph.links
-        return {
-            key
-            for value in self.names.values()
-            for tensor in self.tensors_in(value)
-            if not any(how == "graph" for _node, how in links.get(id(tensor), ()))
-            for key in self.live.keys_of(id(tensor))
-        }
-
-    def nbytes_of(self, tensors: Iterable[Any]) -> int:
-        """Return the bytes of the storages of some tensors, each once."""
-        keys = {key for tensor in tensors for key in self.live.keys_of(id(tensor))}
-        return sum(self.live.storages[key].nbytes for key in keys)
-
-
-def _smaller_batch(scene: _Scene) -> Iterator[Advice]:
+def _smaller_batch(scene: Scene) -> Iterator[Advice]:
     samples, nbytes = scene.largest.batch()
     if samples < 2 or not nbytes:
         return
@@ -202,7 +138,7 @@ def _smaller_batch(scene: _Scene) -> Iterator[Advice]:
     )
 
 
-def _fitting_batch(scene: _Scene, shortage: Shortage) -> Iterator[Advice]:
+def _fitting_batch(scene: Scene, shortage: Shortage) -> Iterator[Advice]:
     """Estimate the batch that would have got past the request that failed, from the pass under way."""
     under_way = scene.latest.nbytes
     samples, _growing = scene.latest.batch()
@@ -219,7 +155,7 @@ def _fitting_batch(scene: _Scene, shortage: Shortage) -> Iterator[Advice]:
         )
 
 
-def _autocast(scene: _Scene) -> Iterator[Advice]:
+def _autocast(scene: Scene) -> Iterator[Advice]:
     held = scene.held_by_variables()
     saved = [one for key, one in scene.largest.saved().items() if key not in held]
     now, after = sum(one.nbytes for one in saved), scene.largest.under_autocast_bytes(held)
@@ -235,7 +171,7 @@ def _autocast(scene: _Scene) -> Iterator[Advice]:
         )
 
 
-def _checkpointing(scene: _Scene) -> Iterator[Advice]:
+def _checkpointing(scene: Scene) -> Iterator[Advice]:
     rows = find_blocks(scene.live, scene.torch, scene.modules)
     # a row inside a block of another row goes with that block
     outermost = [path for path in rows if not any(path.startswith(f"{other}[") for other in rows)]
@@ -254,7 +190,7 @@ def _checkpointing(scene: _Scene) -> Iterator[Advice]:
         )
 
 
-def _evaluation(scene: _Scene) -> Iterator[Advice]:
+def _evaluation(scene: Scene) -> Iterator[Advice]:
     for name, module in scene.roots:
         parameters = [id(tensor) for tensor in parameters_of(module)]
         if plain_attribute(module, "training") is False and scene.activations.trains(parameters):
@@ -266,7 +202,7 @@ def _evaluation(scene: _Scene) -> Iterator[Advice]:
             )
 
 
-def _gradients(scene: _Scene) -> Iterator[Advice]:
+def _gradients(scene: Scene) -> Iterator[Advice]:
     optimizer = scene.name_of(scene.torch.optim.Optimizer)
     owner = optimizer or next((name for name, _module in scene.roots), None)
     if owner is not None:
@@ -278,7 +214,7 @@ def _gradients(scene: _Scene) -> Iterator[Advice]:
         )
 
 
-def _optimizer_state(scene: _Scene) -> Iterator[Advice]:
+def _optimizer_state(scene: Scene) -> Iterator[Advice]:
     name = scene.name_of(scene.torch.optim.Optimizer)
     nbytes = scene.role_bytes("optimizer state")
     if name is None or not nbytes:
@@ -297,7 +233,7 @@ def _optimizer_state(scene: _Scene) -> Iterator[Advice]:
     )
 
 
-def _duplicates(scene: _Scene) -> Iterator[Advice]:
+def _duplicates(scene: Scene) -> Iterator[Advice]:
     """Find modules and checkpoints with the very shapes of an earlier model."""
     known: dict[tuple[Any, ...], str] = {}
     taken: set[Key] = set()
@@ -322,7 +258,7 @@ def _duplicates(scene: _Scene) -> Iterator[Advice]:
             yield Advice("duplicate", label, nbytes, code, 'torch.load(..., map_location="cpu") puts none on the GPU')
 
 
-def _shapes(scene: _Scene, tensors: Iterable[Any]) -> tuple[Any, ...]:
+def _shapes(scene: Scene, tensors: Iterable[Any]) -> tuple[Any, ...]:
     shape = type_namespace(scene.torch._C.TensorBase)["shape"].__get__
     return tuple(sorted(tuple(shape(tensor)) for tensor in tensors))
 
@@ -336,7 +272,7 @@ def _covers(found: tuple[Any, ...], wanted: tuple[Any, ...]) -> bool:
     return True
 
 
-_SUBJECTS: tuple[Callable[[_Scene], Iterator[Advice]], ...] = (
+_SUBJECTS: tuple[Callable[[Scene], Iterator[Advice]], ...] = (
     _smaller_batch,
     _autocast,
     _checkpointing,
@@ -355,7 +291,7 @@ def _from_holder(holder: Holder) -> Advice | None:
     return Advice(subject, holder.path, holder.keeps_bytes, holder.remedy, holder.note)
 
 
-def _with_values(scene: _Scene, holder: Holder) -> Advice | None:
+def _with_values(scene: Scene, holder: Holder) -> Advice | None:
     """Look at the variable of a holder: outputs that keep graphs, or data that may wait on the CPU."""
     name = holder.expression
     if holder.kind != "variable" or name is None or not name.isidentifier() or name not in scene.names:

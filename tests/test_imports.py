@@ -20,8 +20,8 @@ LAYERS = {
     """,
     "work": """
         account activations advise cells cuts describe dominators explain fit fits held history holdings leaks
-        lines literals meter names next_step oom parts paths provenance quick referrers rehearsal
-        release remedies rerun roots shares unreached variables where
+        lines literals meter names next_step oom parts passes paths provenance quick referrers rehearsal
+        release remedies rerun roots scene search shares unreached variables where
     """,
     "show": """
         monitor panel panel.actions panel.closing panel.holders panel.live plot render

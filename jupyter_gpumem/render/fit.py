@@ -1,7 +1,7 @@
 """What fitted, and every run that led there."""
 
-from jupyter_gpumem.fit import FitAttempt, FitReport
 from jupyter_gpumem.render.layout import Block, Page, Row, Span, Style, exact, quiet, size
+from jupyter_gpumem.search import FitAttempt, FitReport
 from jupyter_gpumem.sizes import format_bytes
 
 
