@@ -18,6 +18,7 @@ class SidebarOptions(Protocol):
     """The options the sidebar and its panel follow."""
 
     interval: float
+    scan_seconds: float
     open_sidebar: bool
 
 

@@ -138,7 +138,7 @@ def setup(monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
     )
     monitor = Monitor(recorder, clock=lambda: now[0], wall=lambda: 0.0, probe=lambda: probe)  # type: ignore[arg-type]  # fakes
     widgets_before = set(_instances)
-    panel = Panel(shell, recorder, SimpleNamespace(interval=0.5), monitor=monitor)  # type: ignore[arg-type]  # fakes
+    panel = Panel(shell, recorder, SimpleNamespace(interval=0.5, scan_seconds=10.0), monitor=monitor)  # type: ignore[arg-type]  # fakes
     panel._actions._clock = lambda: now[0]
     yield Setup(panel, probe, recorder, sent, now, loop, widgets_before)
     panel.close()
@@ -428,7 +428,7 @@ def looked(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Setup
     monkeypatch.setattr("jupyter_gpumem.account.take_account", lambda _shell: ())
 
     def look(report: LeakReport) -> Setup:
-        monkeypatch.setattr("jupyter_gpumem.leaks.find_leaks", lambda _shell: report)
+        monkeypatch.setattr("jupyter_gpumem.leaks.find_leaks", lambda _shell, **_options: report)
         setup.click("Find leaks")
         return setup
 
@@ -476,7 +476,7 @@ def test_release_acts_on_its_row_and_looks_again(looked: Callable[..., Setup], m
 
     monkeypatch.setattr("jupyter_gpumem.release.release_holder", release)
     setup = looked(leak_report(holder("a", MIB), holder("b", MIB)))
-    monkeypatch.setattr("jupyter_gpumem.leaks.find_leaks", lambda _shell: leak_report(holder("a", MIB)))
+    monkeypatch.setattr("jupyter_gpumem.leaks.find_leaks", lambda _shell, **_options: leak_report(holder("a", MIB)))
     press(setup, 1)
     assert released == ["b"]
     assert len(setup.panel._actions._holders.rows) == 1
@@ -538,7 +538,7 @@ def test_neither_matplotlib_nor_torch_is_imported_by_it(kernel: Any) -> None:
     kernel.run("from jupyter_gpumem.cells import CellRecorder; import types, sys")
     kernel.run("from jupyter_gpumem.panel import Panel")
     kernel.run(
-        "p = Panel(get_ipython(), CellRecorder(), types.SimpleNamespace(interval=0.5)); p.show(); p._sampler.step()"
+        "p = Panel(get_ipython(), CellRecorder(), types.SimpleNamespace(interval=0.5, scan_seconds=10.0)); p.show(); p._sampler.step()"
     )
     assert kernel.run("[m for m in ('torch', 'matplotlib', 'pandas') if m in sys.modules]").result == "[]"
     assert kernel.run("p._sampler.failure").result is None

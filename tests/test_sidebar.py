@@ -63,7 +63,7 @@ class Setup:
 def setup(monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
     monkeypatch.setattr(comm, "create_comm", lambda **options: Channel(options))
     monkeypatch.setattr(panel, "Panel", FakePanel)
-    options = SimpleNamespace(interval=0.5, open_sidebar=True)
+    options = SimpleNamespace(interval=0.5, scan_seconds=10.0, open_sidebar=True)
     sidebar = Sidebar(SimpleNamespace(kernel=object()), None, options)  # type: ignore[arg-type]  # fakes
     sidebar.start()
     yield Setup(sidebar, sidebar._comms[0])
@@ -130,7 +130,7 @@ def test_closing_takes_everything_back_and_twice_is_once(setup: Setup) -> None:
 
 
 def test_in_a_terminal_there_is_no_comm_and_asking_is_a_clear_error() -> None:
-    sidebar = Sidebar(SimpleNamespace(), None, SimpleNamespace(interval=0.5, open_sidebar=True))  # type: ignore[arg-type]
+    sidebar = Sidebar(SimpleNamespace(), None, SimpleNamespace(interval=0.5, scan_seconds=10.0, open_sidebar=True))  # type: ignore[arg-type]
     sidebar.start()
     with pytest.raises(GpuMemError, match="the panel needs a notebook"):
         sidebar.show()

@@ -37,6 +37,7 @@ class Actions:
         recorder: "CellRecorder",
         changed: Callable[[], None],
         device: Callable[[], int | None],
+        budget_seconds: Callable[[], float],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -44,6 +45,7 @@ class Actions:
         self._recorder = recorder
         self._changed = changed
         self._device = device
+        self._budget_seconds = budget_seconds
         self._clock = clock
         self._one_at_a_time = threading.Lock()
         self._answered: tuple[object, float] = (None, float("-inf"))
@@ -144,7 +146,7 @@ class Actions:
         from jupyter_gpumem.account import take_account
         from jupyter_gpumem.leaks import find_leaks
 
-        report = find_leaks(self._shell)
+        report = find_leaks(self._shell, budget_seconds=self._budget_seconds())
         device = self._device()
         accounts = [one for one in take_account(self._shell) if device is None or one.device == device]
         when = time.strftime("%H:%M:%S")

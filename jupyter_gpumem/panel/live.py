@@ -31,6 +31,8 @@ class PanelOptions(Protocol):
 
     interval: float
     """Seconds between samples."""
+    scan_seconds: float
+    """Seconds after which a search for holders is cut short."""
 
 
 class Panel:
@@ -58,7 +60,7 @@ class Panel:
         self._chart, self._chart_seen, self._chart_time = "", (-1, 0.0), 0.0
         self._places: list[w.Widget] = []
         self._make_figures()
-        self._actions = Actions(shell, recorder, self._poke, lambda: self._drawn_device)
+        self._actions = Actions(shell, recorder, self._poke, lambda: self._drawn_device, lambda: options.scan_seconds)
         self.widget = w.VBox([*self._parts(), *self._actions.widgets, self._neighbours])
         self.widget.add_class("gpumem-panel")
         for control in (self._devices, self._window, self._pause, *self._actions.controls):

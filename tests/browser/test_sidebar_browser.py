@@ -68,11 +68,18 @@ def test_once_closed_by_the_user_a_restart_does_not_open_it_again(lab: Server, o
 
 
 def test_with_open_sidebar_off_it_waits_to_be_opened(lab: Server, open_notebook: Open) -> None:
-    notebook = open_notebook(lab, "get_ipython().config.GpuMem.open_sidebar = False", LOAD, "%gpumem panel")
+    notebook = open_notebook(lab, "get_ipython().config.GpuMem.open_sidebar = False", LOAD, "%gpumem panel", "import time; time.sleep(6)")
     notebook.run(0, 1)
     expect(notebook.tab).to_have_count(1)
     expect(notebook.sidebar).to_be_hidden()
     assert notebook.evaluate("get_ipython()._jupyter_gpumem.magics.sidebar.panel") == "None"
+    # opened while a cell runs, it is there before the cell ends
+    notebook.start(3)
+    notebook.tab.click()
+    expect(notebook.panel.locator(".gm-busy")).to_contain_text("time.sleep(6)", timeout=5_000)
+    expect(notebook.panel.locator(".gm-busy")).to_be_hidden(timeout=15_000)
+    notebook.tab.click()
+    expect(notebook.sidebar).to_be_hidden()
     notebook.run(2)
     notebook.expect_panel()
     expect(notebook.output(2)).to_contain_text("right sidebar")
