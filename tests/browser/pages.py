@@ -71,17 +71,23 @@ class Notebook:
             code,
         )
 
-    def evaluate(self, code: str) -> str:
-        """Return the text of an expression in the notebook's kernel, outside any cell."""
+    def kernel_id(self) -> str:
+        return str(self.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.id"))
+
+    def evaluate(self, code: str, kernel: str | None = None) -> str:
+        """Return the text of an expression in the notebook's kernel, or another, outside any cell."""
         return str(
             self.page.evaluate(
-                """async code => {
-                  const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+                """async ([code, id]) => {
+                  const kernel = id
+                    ? window.jupyterapp.serviceManager.kernels.connectTo({model: {id, name: 'python3'}, handleComms: false})
+                    : window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
                   const future = kernel.requestExecute({code: '', user_expressions: {x: code}, store_history: false});
                   const answer = (await future.done).content.user_expressions.x;
+                  if (id) kernel.dispose();
                   return answer.data ? answer.data['text/plain'] : answer.ename + ': ' + answer.evalue;
                 }""",
-                code,
+                [code, kernel],
             )
         )
 

@@ -9,6 +9,7 @@ from tests.browser.pages import LOAD, Notebook
 from tests.browser.server import Server
 
 Open = Callable[..., Notebook]
+SIDEBAR = "get_ipython()._jupyter_gpumem.magics.sidebar"
 
 
 def test_a_kernel_without_the_extension_gets_a_hint_whose_button_loads_it(lab: Server, open_notebook: Open) -> None:
@@ -68,11 +69,13 @@ def test_once_closed_by_the_user_a_restart_does_not_open_it_again(lab: Server, o
 
 
 def test_with_open_sidebar_off_it_waits_to_be_opened(lab: Server, open_notebook: Open) -> None:
-    notebook = open_notebook(lab, "get_ipython().config.GpuMem.open_sidebar = False", LOAD, "%gpumem panel", "import time; time.sleep(6)")
+    notebook = open_notebook(
+        lab, "get_ipython().config.GpuMem.open_sidebar = False", LOAD, "%gpumem panel", "import time; time.sleep(6)"
+    )
     notebook.run(0, 1)
     expect(notebook.tab).to_have_count(1)
     expect(notebook.sidebar).to_be_hidden()
-    assert notebook.evaluate("get_ipython()._jupyter_gpumem.magics.sidebar.panel") == "None"
+    assert notebook.evaluate(f"{SIDEBAR}.panel") == "None"
     # opened while a cell runs, it is there before the cell ends
     notebook.start(3)
     notebook.tab.click()
@@ -103,8 +106,10 @@ def test_the_panel_follows_the_current_notebook_and_leaves_with_it(lab: Server, 
     notebook.expect_panel()
     # closed, its kernel goes on; opened again, its panel is back
     notebook.save()
+    kernel = notebook.kernel_id()
     notebook.command("application:close")
     expect(notebook.sidebar.locator(".gpumem-panel")).to_have_count(1)
+    assert notebook.evaluate(f"{SIDEBAR}.panel._shown", kernel=kernel) == "False"
     notebook.command("docmanager:open", path="test_the_panel_follows_the_current_notebook_and_leaves_with_it.ipynb")
     notebook.page.wait_for_function("() => window.jupyterapp.shell.currentWidget.context.path !== 'second.ipynb'")
     notebook.ready()
@@ -119,7 +124,7 @@ def test_two_windows_each_have_one_and_the_kernel_counts_them(lab: Server, open_
     second = Notebook(page.context.new_page(), lab).open(f"{_name(notebook)}")
     second.tab.click()
     second.expect_panel()
-    viewers = "len(get_ipython()._jupyter_gpumem.magics.sidebar._viewers)"
+    viewers = f"len({SIDEBAR}._viewers)"
     assert second.evaluate(viewers) == "2"
     second.page.close()
     notebook.page.wait_for_function("() => document.visibilityState === 'visible'")
@@ -131,7 +136,7 @@ def test_the_kernel_draws_only_while_a_window_shows_it(lab: Server, open_noteboo
     notebook = open_notebook(lab, LOAD)
     notebook.run(0)
     notebook.expect_panel()
-    shown = "get_ipython()._jupyter_gpumem.magics.sidebar.panel._shown"
+    shown = f"{SIDEBAR}.panel._shown"
     assert notebook.evaluate(shown) == "True"
     notebook.tab.click()
     expect(notebook.sidebar).to_be_hidden()
