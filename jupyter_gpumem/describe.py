@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jupyter_gpumem.attributes import plain_attribute, type_name
 from jupyter_gpumem.frames import Suspended
 from jupyter_gpumem.graph import is_node_type
-from jupyter_gpumem.heap import is_exactly
+from jupyter_gpumem.heap import is_exactly, is_made_by_class
 from jupyter_gpumem.held import RootHolder
 from jupyter_gpumem.holders import Holder, Kind, Part, Release
 from jupyter_gpumem.paths import Trail, walk
@@ -156,8 +156,13 @@ class Describer:
         path = self._graph.path_to(node)
         chain = [self._graph.objects[step] for step in path[1:] if self._graph.objects[step] is not None]
         slot = self._slot(holder, chain[0] if chain else None)
-        start = Trail(self._start(holder, slot), slot.code, verb=_verb(holder.kind))
-        return walk(start, chain) if chain else start
+        return walk(self._begin(holder, slot), chain) if chain else self._begin(holder, slot)
+
+    def _begin(self, holder: RootHolder, slot: Slot) -> Trail:
+        text = self._start(holder, slot)
+        # which of the debugger's own attributes it is tells a user nothing
+        source = text if holder.kind == "debugger" else ""
+        return Trail(text, slot.code, source, verb=_verb(holder.kind))
 
     def _slot(self, holder: RootHolder, target: object) -> Slot:
         slots = [slot for slot in holder.slots if slot.target is target] or holder.slots
@@ -405,7 +410,7 @@ class Describer:
         steps = [*path[1:], node]
         chain = [self._graph.objects[step] for step in steps if self._graph.objects[step] is not None]
         slot = self._slot(holder, chain[0] if chain else None)
-        return str(walk(Trail(self._start(holder, slot), slot.code, verb=_verb(holder.kind)), chain))
+        return str(walk(self._begin(holder, slot), chain))
 
     def _shared(self, share: Share, device: int) -> tuple[int, tuple[str, ...]]:
         """Return what a single holder reaches and others too, told once for each holder."""
@@ -460,7 +465,15 @@ class Describer:
         return []
 
     def _cycle_words(self, nodes: list[int]) -> list[str]:
-        return [type_name(self._graph.objects[node]) for node in nodes]
+        """Name a cycle as its author would: from an object of the user's, by functions and closures."""
+        items = [self._graph.objects[node] for node in nodes[:-1]]
+        first = next((place for place, item in enumerate(items) if is_made_by_class(type(item))), 0)
+        words: list[str] = []
+        for item in (*items[first:], *items[:first]):
+            word = _cycle_word(item)
+            if word is not None and words[-1:] != [word]:
+                words.append(word)
+        return [*words, words[0]] if words else []
 
     def _cpp_too(self, share: Share) -> bool:
         """Tell whether C++ has more references to some storage than the tensors that were found."""
@@ -496,6 +509,15 @@ def _unknown_words(target: object) -> str:
 
 def _is_scalar_with_graph(facts: TensorFacts | None) -> bool:
     return facts is not None and facts.elements == 1 and facts.node is not None
+
+
+def _cycle_word(item: object) -> str | None:
+    """Return a word for one object of a cycle, None for the tables between an object and its attributes."""
+    if type(item) is FunctionType:
+        return "lambda" if item.__name__ == "<lambda>" else item.__name__
+    if type_name(item) == "cell":
+        return "closure"
+    return None if is_exactly(item, (dict, tuple)) else type_name(item)
 
 
 def _is_data(item: object) -> bool:

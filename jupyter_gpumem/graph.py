@@ -272,7 +272,7 @@ class TorchReader:
         saved: Any  # a SavedTensor, whose class has no annotations
         several: Iterable[Any] = value if issubclass(type(value), (tuple, list)) else (value,)
         for saved in several:
-            if type(saved) is not self._saved_type:
+            if id(type(saved)) != id(self._saved_type):
                 continue
             if not self._saved_readable:
                 self.unread.add("tensors saved for backward: this torch cannot show them without running hooks")

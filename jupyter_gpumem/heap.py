@@ -20,6 +20,9 @@ _PART = 16
 # backward steps over all references before they are sorted once: sorting costs as much as so many steps
 _LEVELS = 14
 _TABLE_BITS = 20
+_HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8  # Py_TPFLAGS_HEAPTYPE, Py_TPFLAGS_IMMUTABLETYPE
+
+_type_flags: Callable[[type], int] = type.__dict__["__flags__"].__get__
 
 type_namespace: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
 """Read a class's own namespace without asking its metaclass."""
@@ -29,6 +32,12 @@ type_mro: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
 
 module_namespace: Callable[[ModuleType], dict[str, Any]] = vars(ModuleType)["__dict__"].__get__
 """Read a module's namespace without asking the module."""
+
+
+def is_made_by_class(kind: type) -> bool:
+    """Tell whether a type was made by a ``class`` statement: it is neither builtin nor of a C extension."""
+    flags = _type_flags(kind)
+    return bool(flags & _HEAP_TYPE) and not flags & _IMMUTABLE_TYPE
 
 
 def is_exactly(item: object, kinds: Iterable[type]) -> bool:

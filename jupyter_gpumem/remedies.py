@@ -133,8 +133,7 @@ def _variable(situation: Situation) -> Remedy:
         return Remedy(number, (Release("code", code=number),), f"a {situation.tensor_bytes} B tensor and its graph")
     if _is_small_view(situation):
         copy = f"{name} = {name}.clone()"
-        note = f"{format_bytes(situation.tensor_bytes)} view of a storage of {format_bytes(situation.storage_bytes)}"
-        return Remedy(copy, (Release("code", code=copy),), note, _rounded(situation.tensor_bytes))
+        return Remedy(copy, (Release("code", code=copy),), _view_words(situation), _rounded(situation.tensor_bytes))
     if situation.inside == "error" and situation.cut is not None:
         return _kept_error(situation, situation.cut)
     note = ""
@@ -164,6 +163,11 @@ def _is_small_view(situation: Situation) -> bool:
     )
 
 
+def _view_words(situation: Situation) -> str:
+    view, storage = format_bytes(situation.tensor_bytes), format_bytes(situation.storage_bytes)
+    return f"{view} view of a storage of {storage}"
+
+
 def _rounded(nbytes: int) -> int:
     return -(-nbytes // _ROUND_BYTES) * _ROUND_BYTES
 
@@ -185,6 +189,9 @@ def _inner(situation: Situation) -> Remedy:
     if situation.scalars and situation.is_list:
         code = f"{cut}[:] = [item.item() for item in {cut}]"
         return Remedy(code, (Release("code", code=code),), "append loss.item() instead of the loss")
+    if _is_small_view(situation) and cut == situation.shown and "(" not in cut.rsplit(".", 1)[-1]:
+        code = f"{cut} = {cut}.clone()"
+        return Remedy(code, (Release("code", code=code),), _view_words(situation), _rounded(situation.tensor_bytes))
     if situation.clearable:
         code = f"{cut}.clear()"
     elif _can_be_deleted(cut):

@@ -8,13 +8,11 @@ from typing import Any
 
 from jupyter_gpumem.attributes import type_name
 from jupyter_gpumem.graph import is_node_type
-from jupyter_gpumem.heap import is_exactly, type_namespace
+from jupyter_gpumem.heap import is_exactly, is_made_by_class, type_namespace
 from jupyter_gpumem.held import ROOT, HeldGraph, RootHolder
 from jupyter_gpumem.tensors import Key, LiveTensors
 
 _PLAIN = (dict, list, tuple, set, frozenset, deque)
-_HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8  # Py_TPFLAGS_HEAPTYPE, Py_TPFLAGS_IMMUTABLETYPE
-_type_flags = type.__dict__["__flags__"].__get__
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _EASY = ("variable", "output", "error", "debugger")
 """Holders that let go by themselves without harm to anything else."""
@@ -298,10 +296,7 @@ class Shares:
             return item is not None
         if issubclass(kind, (type, BaseException, self._torch._C.TensorBase)) or is_node_type(kind):
             return False
-        # made by a class statement: neither builtin nor of a C extension
-        flags = _type_flags(kind)
-        made_by_class = flags & _HEAP_TYPE and not flags & _IMMUTABLE_TYPE
-        return bool(made_by_class) and not self.is_model(item) and not _has_frame(item)
+        return is_made_by_class(kind) and not self.is_model(item) and not _has_frame(item)
 
     def is_model(self, item: Any) -> bool:
         """Tell whether an object is a module or an optimizer."""
