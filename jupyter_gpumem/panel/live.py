@@ -74,6 +74,7 @@ class Panel:
         self._names, self._live = w.HTML(), w.HTML()
         self._names.add_class("gm-names-box")
         self._neighbours, self._busy, self._lines = w.HTML(), w.HTML(), w.HTML()
+        self._busy.add_class("gm-busy-box")
         self._devices = w.Dropdown(description="Device", layout={"display": "none"})
         self._window = w.Dropdown(description="Time shown", options=_WINDOWS, value=300.0)
         self._pause = w.ToggleButton(description="Pause", tooltip="Stop drawing; nothing is sent while paused")

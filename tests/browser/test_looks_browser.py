@@ -39,9 +39,8 @@ def change_theme(notebook: Notebook, theme: str) -> None:
 
 @pytest.fixture
 def drawn(lab: Server, open_notebook: Open) -> Notebook:
-    notebook = open_notebook(
-        lab, START, "y = torch.ones(1 << 28, device='cuda')", "_ = [torch.ones(1 << 27, device='cuda')] and y"
-    )
+    slow = "import time; time.sleep(2)  # " + "x" * 80
+    notebook = open_notebook(lab, START, "y = torch.ones(1 << 28, device='cuda')", slow)
     notebook.run(0)
     notebook.expect_panel()
     expect(notebook.panel.locator(".gm-sizes")).to_contain_text("256 MiB")
@@ -86,6 +85,10 @@ def test_figures_change_in_place(drawn: Notebook) -> None:
         return drawn.panel.locator(".gm-sizes div").first.bounding_box()  # type: ignore[return-value]  # visible
 
     before, chart = place(), drawn.panel.locator(".gm-plot").bounding_box()
+    button = drawn.button("Free memory").bounding_box()
+    drawn.start(2)
+    expect(drawn.panel.locator(".gm-busy")).to_be_visible()
+    assert drawn.button("Free memory").bounding_box() == button
     drawn.run(1)
     expect(drawn.panel.locator(".gm-sizes div").first).to_have_text("1.25 GiB")
     assert place() == before
