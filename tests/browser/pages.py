@@ -79,8 +79,9 @@ class Notebook:
         return str(
             self.page.evaluate(
                 """async ([code, id]) => {
+                  const {kernels} = window.jupyterapp.serviceManager;
                   const kernel = id
-                    ? window.jupyterapp.serviceManager.kernels.connectTo({model: {id, name: 'python3'}, handleComms: false})
+                    ? kernels.connectTo({model: {id, name: 'python3'}, handleComms: false})
                     : window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
                   const future = kernel.requestExecute({code: '', user_expressions: {x: code}, store_history: false});
                   const answer = (await future.done).content.user_expressions.x;
