@@ -40,7 +40,7 @@ class Extension:
         }
         self._tie()
         self.magics.sidebar.start()
-        show(shell, Page((Block((*dropped, *_greeting())),)))
+        show(shell, Page((Block((*dropped, *_greeting()), flow=True),)))
 
     def _tie(self) -> None:
         self._shell.register_magics(self.magics)

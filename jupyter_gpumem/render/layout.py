@@ -11,6 +11,7 @@ WIDTH = 100
 """Columns of a terminal that a report fits in."""
 
 _GAP = 3
+_WORD = 16  # characters that a narrow page does not break
 
 Style = Literal["", "strong", "quiet", "warn", "code"]
 
@@ -172,7 +173,7 @@ def _html_row(row: Row, columns: int, indent: int) -> str:
         left = f"padding-left:{indent}ch;" if column == 0 and indent else ""
         css = (
             f"text-align:{'right' if span.right else 'left'};padding:1px 1.2em 1px 0;border:none;"
-            f"background:none;white-space:{'nowrap' if span.right else 'pre-wrap'};vertical-align:top;"
+            f"background:none;white-space:{'nowrap' if span.right or len(span.text) <= _WORD else 'pre-wrap'};vertical-align:top;"
             f"{left}{_CSS[span.style]}"
         )
         colspan = f' colspan="{rest}"' if rest > 1 else ""
