@@ -1,4 +1,4 @@
-import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -359,6 +359,27 @@ def test_two_queued_clicks_free_once_and_a_later_one_again(setup: Setup, monkeyp
     assert len(calls) == 2
 
 
+def test_a_click_on_a_subshell_is_handed_to_the_main_thread_unless_a_cell_runs(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    note = threading.current_thread
+    monkeypatch.setattr("jupyter_gpumem.release.free", lambda _shell: (threads.append(note()), free_report(MIB))[1])
+    monkeypatch.setattr("jupyter_gpumem.release.free_running", lambda: (threads.append(note()), free_report(MIB))[1])
+    for cell in (None, record(1, 0.0, None)):
+        setup.recorder.current = cell
+        subshell = threading.Thread(target=setup.click, args=("Free memory",))
+        subshell.start()
+        subshell.join()
+        if cell is None:
+            assert setup.button("Free memory").value is True
+            assert threads == []
+            setup.loop.pop()()
+        assert setup.button("Free memory").value is False
+        setup.now[0] += 1
+    assert threads == [threading.main_thread(), subshell]
+
+
 def test_a_click_within_a_click_does_nothing(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
@@ -537,10 +558,8 @@ def test_the_subshell_override_is_a_no_op_without_the_private_name() -> None:
 def test_neither_matplotlib_nor_torch_is_imported_by_it(kernel: Any) -> None:
     kernel.run("from jupyter_gpumem.cells import CellRecorder; import types, sys")
     kernel.run("from jupyter_gpumem.panel import Panel")
-    kernel.run(
-        "p = Panel(get_ipython(), CellRecorder(), types.SimpleNamespace(interval=0.5, scan_seconds=10.0)); p.show(); p._sampler.step()"
-    )
+    kernel.run("options = types.SimpleNamespace(interval=0.5, scan_seconds=10.0)")
+    kernel.run("p = Panel(get_ipython(), CellRecorder(), options); p.show(); p._sampler.step()")
     assert kernel.run("[m for m in ('torch', 'matplotlib', 'pandas') if m in sys.modules]").result == "[]"
     assert kernel.run("p._sampler.failure").result is None
     assert kernel.run("p.close(); p._sampler.running").result == "False"
-    assert "gpumem" not in sys.modules["__main__"].__dict__

@@ -83,7 +83,7 @@ class Actions:
 
     def _clicked(self, button: w.ToggleButton, act: Callable[[], Sequence[str] | None]) -> None:
         """Act once for a button that was pressed, and let it go."""
-        if not button.value:
+        if not button.value or self._handed_over(lambda: self._clicked(button, act)):
             return
         waits = False
         try:
@@ -91,6 +91,21 @@ class Actions:
         finally:
             if not waits:
                 button.value = False
+
+    def _handed_over(self, call: Callable[[], None]) -> bool:
+        """Hand a click to the main thread, where no cell can start in the middle of it.
+
+        Not where a cell is running: then only what is safe beside it is done, at once, on this thread.
+        """
+        loop = self._loop
+        if threading.current_thread() is threading.main_thread() or loop is None or self._recorder.running:
+            return False
+        loop.add_callback(call)
+        return True
+
+    @property
+    def _loop(self) -> Any:
+        return getattr(getattr(self._shell, "kernel", None), "io_loop", None)
 
     def _answer(self, asked: object, act: Callable[[], Sequence[str] | None]) -> bool:
         """Act and show the answer, unless something is under way or this just done; return whether it has to wait."""
@@ -156,6 +171,8 @@ class Actions:
 
     def _release(self, holder: "Holder") -> None:
         """Release one holder, then look again."""
+        if self._handed_over(lambda: self._release(holder)):
+            return
 
         def act() -> Sequence[str]:
             from jupyter_gpumem import release
@@ -170,7 +187,7 @@ class Actions:
 
     def _cell_ended(self, record: "CellRecord", _result: Any) -> None:
         """Do what waited, once IPython is done with the cell."""
-        loop = getattr(getattr(self._shell, "kernel", None), "io_loop", None)
+        loop = self._loop
         if record.depth > 0 or loop is None:
             return
         if self._cache_waits:
