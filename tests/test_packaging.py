@@ -1,4 +1,5 @@
 import importlib.metadata
+import re
 import subprocess
 import sys
 import tarfile
@@ -14,7 +15,7 @@ import jupyter_gpumem
 
 ROOT = Path(__file__).parents[1]
 SOURCES = {path.relative_to(ROOT).as_posix() for path in (ROOT / "jupyter_gpumem").rglob("*") if path.is_file()}
-SHIPPED = {path for path in SOURCES if "__pycache__" not in path}
+SHIPPED = {path for path in SOURCES if not re.search(r"(^|/)(__pycache__|\.)", path)}  # caches are nobody's source
 DATA = "jupyter_gpumem-{version}.data/data/share/jupyter/labextensions/jupyter_gpumem/"
 
 
