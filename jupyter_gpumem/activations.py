@@ -57,6 +57,7 @@ _FULL = frozenset(
         ),
     )
 )
+_VIEWS = frozenset(("T", "Transpose", "View", "Permute", "Unsqueeze", "Squeeze", "Alias", "Expand"))
 _RECURRENT = ("Lstm", "Gru", "Rnn")
 _MOST_DIMENSIONS = 50
 _STATISTICS = 0.05  # a part of the saved bytes that may have other leading dimensions: norms, indices
@@ -64,13 +65,17 @@ _STATISTICS = 0.05  # a part of the saved bytes that may have other leading dime
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A tensor saved for backward; ``nbytes`` are its storage's."""
+    """A tensor saved for backward; ``nbytes`` are its storage's.
+
+    ``operand`` tells which operand of the step it is, for operations that save what they take; else it is None.
+    """
 
     key: Key
     nbytes: int
     dtype: str
     shape: tuple[int, ...]
     is_weight: bool
+    operand: int | None = None
 
 
 @dataclass(slots=True)
@@ -81,6 +86,8 @@ class Node:
     saved: list[Saved] = field(default_factory=list)
     after: list[tuple[int, int]] = field(default_factory=list)
     """Positions of the steps it comes after, with which of their results it takes."""
+    operands: tuple[int | None, ...] = ()
+    """The position of the step that made each operand, None for one that needs no gradient."""
     result_bytes: tuple[int, ...] = ()
     sequence: int = 0
     """The order in which the steps were made."""
@@ -148,7 +155,8 @@ class Activations:
         nodes = []
         for index in order:
             after = [(position[other], result) for other, result in self.nodes[index].after if other in position]
-            nodes.append(replace(self.nodes[index], after=after))
+            operands = tuple(None if one is None else position.get(one) for one in self.nodes[index].operands)
+            nodes.append(replace(self.nodes[index], after=after, operands=operands))
         return Activations(tuple(nodes))
 
     def trains(self, parameters: Iterable[int]) -> bool:
@@ -184,29 +192,40 @@ class Activations:
         if any(name in node.kind for node in self.nodes for name in _RECURRENT):
             return None
         is_half: list[bool] = []
+        weights: set[int] = set()
         kept: dict[tuple[Key, int | None], int] = {}
         for index, node in enumerate(self.nodes):
-            half_inside = self._runs_in_half(node, is_half)
-            is_half.append(half_inside)
-            before = [is_half[other] for other, _result in node.after if self.nodes[other].parameter is None]
+            inputs = {other for other, _result in node.after}
+            if node.parameter is not None or (inputs and inputs <= weights and node.operation in _VIEWS):
+                weights.add(index)
+            is_half.append(self._runs_in_half(node, is_half, weights))
             # autocast keeps its copies of weights for the next use, of nothing else
-            copy = index if _is_cast(node) and not (before and all(before)) else -1
+            shares = inputs - weights and all(is_half[other] for other in inputs - weights)
+            copy = -1 if shares or not _is_cast(node) else index
             for one in node.saved:
-                if one.dtype == "torch.float32" and half_inside and not _is_statistic(node, one):
+                if one.dtype == "torch.float32" and self._is_saved_in_half(node, one, is_half):
                     if not one.is_weight or _is_cast(node):
                         kept[one.key, -1 if one.is_weight else copy] = one.nbytes // 2
                 elif not one.is_weight and one.key not in held:
                     kept[one.key, None] = one.nbytes
         return sum(kept.values())
 
-    def _runs_in_half(self, node: Node, is_half: list[bool]) -> bool:
+    def _runs_in_half(self, node: Node, is_half: list[bool], weights: set[int]) -> bool:
         """Tell whether a step's result has half precision under autocast: as what it takes has."""
         if _is_cast(node):
             return True
-        inputs = [index for index, _result in node.after]
+        inputs = {other for other, _result in node.after}
         if "BatchNorm" in node.kind:  # its weights do not widen its result
-            inputs = [index for index in inputs if self.nodes[index].parameter is None]
-        return node.operation not in _FULL and bool(inputs) and all(is_half[index] for index in inputs)
+            inputs -= weights
+        return node.operation not in _FULL and bool(inputs) and all(is_half[other] for other in inputs)
+
+    def _is_saved_in_half(self, node: Node, one: Saved, is_half: list[bool]) -> bool:
+        if node.operation in _FULL or _is_statistic(node, one):
+            return False
+        if _is_cast(node) or one.operand is None:
+            return is_half[-1]
+        made_by = node.operands[one.operand] if one.operand < len(node.operands) else None
+        return made_by is not None and is_half[made_by]
 
     def checkpointed_bytes(self, blocks: Iterable[Block]) -> tuple[int, int]:
         """Return what checkpointing each of some blocks would give back, and the largest of them, in bytes.

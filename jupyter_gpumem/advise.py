@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _MIN_BYTES = 1024**2
 _FRAGMENTED_PART = 0.1  # below this part of what is reserved it is ordinary
 _WORTH_A_CHANGE = 0.02
+# of transformers, newer name first, and of timm
+_BUILT_IN = ("activation_checkpointing_enable", "gradient_checkpointing_enable", "set_grad_checkpointing")
 _PAGE_BYTES = 20 * 1024**2
 _BUDGET_SECONDS = 10.0
 
@@ -90,7 +92,8 @@ def advise(
         leaks = find_leaks(shell, device=device)
     found = _about_tensors(shell, torch, leaks, device, shortage)
     found += _about_allocator(take_account(shell, device))
-    found += _about_host(shell, torch)
+    if shortage is None:
+        found += _about_host(shell, torch)
     worth = [one for one in found if one.nbytes >= _MIN_BYTES]
     return tuple(sorted(worth, key=lambda one: -one.nbytes))
 
@@ -178,14 +181,13 @@ def _checkpointing(scene: Scene) -> Iterator[Advice]:
     for path in outermost:
         nbytes, largest = scene.largest.checkpointed_bytes(rows[path])
         root = path.split(".")[0].split("[")[0]
-        built_in = hasattr(type(scene.names.get(root)), "gradient_checkpointing_enable")
+        built_in = next((name for name in _BUILT_IN if hasattr(type(scene.names.get(root)), name)), None)
+        by_hand = "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
         yield Advice(
             "activation checkpointing",
             f"checkpoint {path}: {len(rows[path])} x {rows[path][0].kind}, {format_bytes(largest)} of activations each",
             nbytes,
-            f"{root}.gradient_checkpointing_enable()"
-            if built_in
-            else "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
+            by_hand if built_in is None else f"{root}.{built_in}()",
             f"for each block of {path}, which is computed once more in backward",
         )
 
@@ -239,12 +241,13 @@ def _duplicates(scene: Scene) -> Iterator[Advice]:
     taken: set[Key] = set()
     for name, module in scene.roots:
         own = list(parameters_of(module))
+        keys = {key for tensor in own for key in scene.live.keys_of(id(tensor))}
         first = known.setdefault(_shapes(scene, own), name)
-        nbytes = scene.nbytes_of(own)
-        if first != name and nbytes:
+        # a wrapper, such as torch.compile's, has the parameters of the model it wraps
+        if first != name and keys and not keys & taken:
             label = f"{name}: a model of the same shape as {first}"
-            yield Advice("duplicate", label, nbytes, f"{name}.cpu()", f"or del {name}")
-        taken.update(key for tensor in own for key in scene.live.keys_of(id(tensor)))
+            yield Advice("duplicate", label, scene.nbytes_of(own), f"{name}.cpu()", f"or del {name}")
+        taken |= keys
     for name, value in scene.names.items():
         if not isinstance(value, dict) or name.startswith("_"):
             continue
@@ -372,7 +375,7 @@ def _about_host(shell: "InteractiveShell | None", torch: ModuleType) -> Iterator
     if read is not None and names:
         nbytes = int(read().get("allocated_bytes.current", 0))
         label = f"RAM pinned for {names[0]}: none of it is on the GPU"
-        yield Advice("pinned memory", label, nbytes, "DataLoader(..., pin_memory=False)", "RAM")
+        yield Advice("pinned memory", label, nbytes, "DataLoader(..., pin_memory=False)")
 
 
 def _namespace(shell: "InteractiveShell | None") -> dict[str, Any]:

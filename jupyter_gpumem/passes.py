@@ -56,35 +56,48 @@ class _Reader:
 
     def read(self, item: Any, positions: Mapping[int, int]) -> Node:
         node = Node(type_name(item))
+        operands = _operands(item)
         for child, how in self._live.graph.links.get(id(item), ()):
             if how == "saved":
-                node.saved += self._saved(child)
+                node.saved += self._saved(child, operands.get(id(child)))
             elif how == "variable":
                 node.parameter = id(child)
-        node.after = [
-            (positions[id(child)], number)
-            for child, number in _native(item, "next_functions") or ()
-            if id(child) in positions
-        ]
+        following = _native(item, "next_functions") or ()
+        node.operands = tuple(positions.get(id(child)) for child, _number in following)
+        node.after = [(positions[id(child)], number) for child, number in following if id(child) in positions]
         number = _native(item, "_sequence_nr")
         # the steps that end in a parameter have the highest number there is
         node.sequence = 0 if number is None or node.parameter is not None else int(number())
         node.result_bytes = tuple(self._bytes_of(one) for one in _native(item, "_input_metadata") or ())
         return node
 
-    def _saved(self, tensor: Any) -> Iterator[Saved]:
+    def _saved(self, tensor: Any, operand: int | None) -> Iterator[Saved]:
         for key in self._live.keys_of(id(tensor))[:1]:
             if self._device is None or key[0] == self._device:
                 facts = self._live.storages[key]
                 shape = tuple(self._shape(tensor))
                 is_weight = facts.role in ("parameter", "buffer")
-                yield Saved(key, facts.nbytes, str(self._dtype(tensor)), shape, is_weight)
+                yield Saved(key, facts.nbytes, str(self._dtype(tensor)), shape, is_weight, operand)
 
     def _bytes_of(self, metadata: Any) -> int:
         if str(metadata.device)[:4] != "cuda":
             return 0
         elements = math.prod(int(size) for size in metadata.shape)
         return elements * self._sizes.get(str(metadata.dtype), 4)
+
+
+def _operands(node: Any) -> dict[int, int]:
+    """Return which operand a saved tensor is, by its address."""
+    found = {}
+    for number, name in enumerate(("_raw_saved_self", "_raw_saved_other")):
+        try:
+            saved = _native(node, name)
+        except RuntimeError:  # backward has freed it
+            continue
+        data = getattr(saved, "data", None)
+        if data is not None:
+            found[id(data)] = number
+    return found
 
 
 def _native(node: Any, name: str) -> Any:

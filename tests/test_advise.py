@@ -283,3 +283,49 @@ def test_advising_holds_nothing_and_changes_nothing(user: Shell) -> None:
     user.run("import gc; gc.collect()")
     torch._C._cuda_clearCublasWorkspaces()
     assert allocated() == 0
+
+
+GPT2 = """
+import torch, warnings
+from transformers import GPT2Config, GPT2LMHeadModel
+model = GPT2LMHeadModel(GPT2Config(n_layer=3, n_embd=256, n_head=4, vocab_size=512, bos_token_id=0, eos_token_id=0))
+model = model.cuda()
+model.config.use_cache = False
+batch_size = 16
+tokens = torch.zeros(batch_size, 128, dtype=torch.long, device="cuda")
+def loss_of(tokens): return model(input_ids=tokens, labels=tokens).loss
+loss_of(tokens).backward()
+model.zero_grad()
+"""
+
+
+def test_a_model_of_transformers_gives_back_what_is_said(user: Shell) -> None:
+    user.run(GPT2)
+    full = growth(user, "loss = loss_of(tokens)")
+    advice = {one.subject: one for one in advise(user.ip)}
+    user.run("del loss")
+    half = growth(user, "loss = loss_of(tokens[:8])")
+    assert advice["gradient accumulation"].nbytes == close_to(full - half)
+    user.run("del loss")
+    cast = growth(user, "with torch.autocast('cuda', torch.bfloat16):\n    loss = loss_of(tokens)")
+    assert advice["mixed precision"].nbytes == close_to(full - cast)
+    user.run("del loss")
+    assert advice["activation checkpointing"].code in (
+        "model.activation_checkpointing_enable()",
+        "model.gradient_checkpointing_enable()",
+    )
+    small = growth(user, advice["activation checkpointing"].code + "\nloss = loss_of(tokens)")
+    assert advice["activation checkpointing"].nbytes == close_to(full - small)
+
+
+def test_a_compiled_wrapper_is_no_copy_and_pinned_memory_is_ram(user: Shell) -> None:
+    user.run(MODEL + "\nfast = torch.compile(model, backend='eager')")
+    user.run(
+        "from torch.utils.data import DataLoader, TensorDataset\n"
+        "loader = DataLoader(TensorDataset(torch.zeros(4096, 1024)), batch_size=4096, pin_memory=True)\n"
+        "one, = next(iter(loader))"
+    )
+    assert "duplicate" not in subjects(user)
+    pinned = find(user, "pinned memory")
+    assert pinned.nbytes == close_to(16 * MIB)
+    assert "none of it is on the GPU" in pinned.label
