@@ -46,9 +46,7 @@ def read_blocks() -> tuple[Block, ...]:
     torch = torch_module()
     if torch is None or not shows_blocks():
         return ()
-    blocks = [
-        _block(segment, block) for segment in _segments(torch) for block in segment["blocks"]
-    ]
+    blocks = [_block(segment, block) for segment in _segments(torch) for block in segment["blocks"]]
     return tuple(sorted(blocks, key=lambda block: (block.device, block.address)))
 
 

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.blocks import Block, BlockFinder, is_library_workspace, read_blocks
+from jupyter_gpumem.cutting import Cutter
 from jupyter_gpumem.describe import Describer
 from jupyter_gpumem.device import current_probe, torch_module
 from jupyter_gpumem.graph import plain_reads
@@ -110,9 +111,7 @@ def mark(shell: "InteractiveShell | None" = None, *, budget_seconds: float | Non
         return Mark(found)
 
 
-def diff(
-    since: Mark, shell: "InteractiveShell | None" = None, *, budget_seconds: float | None = 10.0
-) -> LeakDiff:
+def diff(since: Mark, shell: "InteractiveShell | None" = None, *, budget_seconds: float | None = 10.0) -> LeakDiff:
     """Say who holds what has come to the devices since a mark, and how much of what was there then is gone."""
     old = since.still_there()
     gone = sum(nbytes for key, (nbytes, _alive) in since.storages.items() if key not in old)
@@ -162,7 +161,7 @@ def _search(
         graph = held_graph(heap, live, roots, blocks, clock)
         shares = Shares(graph, live, torch)
         describer = Describer(shares, shell, torch)
-        for share in shares.all():
+        for share in Cutter(shares, torch).all():
             found.holders += describer.holders(share)
             clock.check("names")
         found.notes += sorted(live.graph.unread)

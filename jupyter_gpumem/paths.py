@@ -57,6 +57,8 @@ class Trail:
         return self.source or self.text
 
 
+_MOST_STEPS = 60  # a list in a list a thousand times over has no path worth reading
+
 Step = tuple[Trail, int]
 """The path after a step, and how many objects the step went on."""
 
@@ -65,6 +67,11 @@ def walk(trail: Trail, chain: Sequence[Any]) -> Trail:
     """Follow a chain of objects, each referring to the next, from the one that ``trail`` names."""
     at = 0
     while at < len(chain) - 1:
+        if at >= _MOST_STEPS and len(chain) - at > 4:
+            trail, at = (
+                replace(trail.at(f"{trail.text} … {len(chain) - at - 1:,} steps …"), inside="object"),
+                len(chain) - 2,
+            )
         trail, taken = _step(_landmark(trail, chain[at]), chain, at)
         at += taken
     return _landmark(trail, chain[-1]) if chain else trail

@@ -10,14 +10,12 @@ from jupyter_gpumem.dominators import immediate_dominators
 from jupyter_gpumem.graph import add_untracked
 from jupyter_gpumem.heap import Clock, Heap
 from jupyter_gpumem.held import ROOT, HeldGraph, RootHolder
-from jupyter_gpumem.unreached import add_unreached
 from jupyter_gpumem.roots import Roots, Slot
 from jupyter_gpumem.tensors import Key, LiveTensors
+from jupyter_gpumem.unreached import add_unreached
 
 
-def held_graph(
-    heap: Heap, live: LiveTensors, roots: Roots, blocks: Sequence[Block], clock: Clock
-) -> HeldGraph:
+def held_graph(heap: Heap, live: LiveTensors, roots: Roots, blocks: Sequence[Block], clock: Clock) -> HeldGraph:
     """Search backwards from all memory to the roots, then work out who alone keeps what."""
     heap.add(live.graph.made)
     graph = _graph(heap, live, roots, blocks, clock)
@@ -33,9 +31,7 @@ def held_graph(
     return graph
 
 
-def _graph(
-    heap: Heap, live: LiveTensors, roots: Roots, blocks: Sequence[Block], clock: Clock
-) -> HeldGraph:
+def _graph(heap: Heap, live: LiveTensors, roots: Roots, blocks: Sequence[Block], clock: Clock) -> HeldGraph:
     cone, met = heap.cone(map(live.graph.objects.__getitem__, live.keys), live.graph.parents(), roots.stops)
     clock.check("references")
     graph = HeldGraph()
@@ -74,9 +70,7 @@ def _add_references(graph: HeldGraph, cone: Mapping[int, Any], live: LiveTensors
     for address, item in cone.items():
         # classes are roots: what refers to one is not asked to let go of what the class has
         targets = dict.fromkeys(
-            nodes[id(held)]
-            for held in gc.get_referents(item)
-            if id(held) in nodes and not issubclass(type(held), type)
+            nodes[id(held)] for held in gc.get_referents(item) if id(held) in nodes and not issubclass(type(held), type)
         )
         for held, _how in links.get(address, ()):
             if id(held) in nodes:

@@ -20,139 +20,503 @@ class E(Exception): pass
 
 # cells, part of the holder's path, bytes it keeps, part of its remedy
 SINGLE: dict[str, tuple[list[str], str, int, str]] = {
-    "1 error": (["def f():\n    x = T()\n    raise E", "f()"], "local x of f() line 3, kept by the last error (E, cell 3)", MIB, "%gpu_free"),
+    "1 error": (
+        [
+            ("def f():\n    x = T()\n    raise E"),
+            "f()",
+        ],
+        "local x of f() line 3, kept by the last error (E, cell 3)",
+        MIB,
+        "%gpu_free",
+    ),
     "2 clear_frames": (
-        ["def f():\n    x = T()\n    raise E", "f()", "import traceback, sys; traceback.clear_frames(sys.last_traceback)"],
+        [
+            ("def f():\n    x = T()\n    raise E"),
+            "f()",
+            "import traceback, sys; traceback.clear_frames(sys.last_traceback)",
+        ],
         "local x of f() line 3, kept by the last error (E, cell 3)",
         MIB if sys.version_info < (3, 13) else 0,
         "%gpu_free",
     ),
-    "3 interrupt": (["def train():\n    b = T()\n    raise KeyboardInterrupt", "train()"], "local b of train() line 3, kept by the last error (KeyboardInterrupt, cell 3)", MIB, "%gpu_free"),
+    "3 interrupt": (
+        [
+            ("def train():\n    b = T()\n    raise KeyboardInterrupt"),
+            "train()",
+        ],
+        "local b of train() line 3, kept by the last error (KeyboardInterrupt, cell 3)",
+        MIB,
+        "%gpu_free",
+    ),
     "4 context": (
-        ["def g():\n    y = T()\n    raise E\ndef f():\n    try: g()\n    except E: raise ValueError", "f()"],
+        [
+            ("def g():\n    y = T()\n    raise E\ndef f():\n    try: g()\n    except E: raise ValueError"),
+            "f()",
+        ],
         "local y of g() line 3, kept by the last error (ValueError, cell 3) through its context (E)",
         MIB,
         "%gpu_free",
     ),
     "4 cause": (
-        ["def g():\n    y = T()\n    raise E\ndef f():\n    try: g()\n    except E as e: raise ValueError from e", "f()"],
+        [
+            ("def g():\n    y = T()\n    raise E\ndef f():\n    try: g()\n    except E as e: raise ValueError from e"),
+            "f()",
+        ],
         "local y of g() line 3, kept by the last error (ValueError, cell 3) through its cause (E)",
         MIB,
         "%gpu_free",
     ),
-    "6 kept error": (["def f():\n    x = T()\n    raise E", "try: f()\nexcept E as e: err = e"], "local x of f() line 3, through err", MIB, "err.__traceback__ = None"),
-    "6 kept errors": (["def f():\n    x = T()\n    raise E\nl = []", "for i in range(3):\n    try: f()\n    except E as e: l.append(e)"], "l[0..2]", 3 * MIB, "%gpu_free l"),
+    "6 kept error": (
+        [
+            ("def f():\n    x = T()\n    raise E"),
+            ("try: f()\nexcept E as e: err = e"),
+        ],
+        "local x of f() line 3, through err",
+        MIB,
+        "err.__traceback__ = None",
+    ),
+    "6 kept errors": (
+        [
+            ("def f():\n    x = T()\n    raise E\nl = []"),
+            ("for i in range(3):\n    try: f()\n    except E as e: l.append(e)"),
+        ],
+        "l[0..2]",
+        3 * MIB,
+        "%gpu_free l",
+    ),
     "6 log record": (
         [
-            "import logging, logging.handlers\ndef f():\n    x = T()\n    raise E\nlog = logging.getLogger('gpumem-case'); log.propagate = False\nmh = logging.handlers.MemoryHandler(100, flushLevel=100); log.addHandler(mh)",
-            "try: f()\nexcept E: log.exception('bad')\nlog.removeHandler(mh); del log",
+            (
+                "import logging, logging.handlers\n"
+                "def f():\n"
+                "    x = T()\n"
+                "    raise E\n"
+                "log = logging.getLogger('gpumem-case'); log.propagate = False\n"
+                "mh = logging.handlers.MemoryHandler(100, flushLevel=100); log.addHandler(mh)"
+            ),
+            ("try: f()\nexcept E: log.exception('bad')\nlog.removeHandler(mh); del log"),
         ],
         "local x of f() line 4, through mh.buffer[0].exc_info",
         MIB,
         "mh.buffer[0]",
     ),
     "6 task": (
-        ["import asyncio\nasync def work():\n    x = T()\n    raise E\nasync def main():\n    global bg\n    bg = asyncio.ensure_future(work())\n    await asyncio.wait([bg])\nloop = asyncio.new_event_loop(); loop.set_exception_handler(lambda *_: None); loop.run_until_complete(main()); loop.close()"],
+        [
+            (
+                "import asyncio\n"
+                "async def work():\n"
+                "    x = T()\n"
+                "    raise E\n"
+                "async def main():\n"
+                "    global bg\n"
+                "    bg = asyncio.ensure_future(work())\n"
+                "    await asyncio.wait([bg])\n"
+                "loop = asyncio.new_event_loop(); loop.set_exception_handler(lambda *_: None); "
+                "loop.run_until_complete(main()); loop.close()"
+            ),
+        ],
         "local x of work() line 4, through asyncio task bg",
         MIB,
         "%gpu_free bg",
     ),
-    "8 output": (["x = T()\nx", "del x"], "Out[2]", MIB, "%gpu_free"),
-    "8 older output": (["x = T()\nx", "1", "2", "3", "del x"], "Out[2]", MIB, "%gpu_free"),
-    "10 scalar output": (["x = torch.ones(N, device='cuda', requires_grad=True); W = T()", "loss = (x * W).sum()\nloss", "del x, loss, W"], "Out[3]", 2 * MIB + 512, "%gpu_free"),
+    "8 output": (
+        [
+            ("x = T()\nx"),
+            "del x",
+        ],
+        "Out[2]",
+        MIB,
+        "%gpu_free",
+    ),
+    "8 older output": (
+        [
+            ("x = T()\nx"),
+            "1",
+            "2",
+            "3",
+            "del x",
+        ],
+        "Out[2]",
+        MIB,
+        "%gpu_free",
+    ),
+    "10 scalar output": (
+        [
+            "x = torch.ones(N, device='cuda', requires_grad=True); W = T()",
+            ("loss = (x * W).sum()\nloss"),
+            "del x, loss, W",
+        ],
+        "Out[3]",
+        2 * MIB + 512,
+        "%gpu_free",
+    ),
     "13 losses": (
-        ["w = torch.ones(N, device='cuda', requires_grad=True)\nlosses = []", "for i in range(3):\n    losses.append(((w * T()).exp() * 2).sum())"],
+        [
+            ("w = torch.ones(N, device='cuda', requires_grad=True)\nlosses = []"),
+            ("for i in range(3):\n    losses.append(((w * T()).exp() * 2).sum())"),
+        ],
         "losses[0..2]",
         3 * (2 * MIB + 512),
         ".item()",
     ),
-    "13 total": (["w = torch.ones(N, device='cuda', requires_grad=True)\ntot = 0", "for i in range(3):\n    tot = tot + (w * T()).exp().sum()"], "tot", 6 * MIB + 512, "tot = tot.item()"),
-    "14 outputs of an evaluation": (["net = torch.nn.Linear(512, 512).cuda()\nouts = [net(T().view(512, 512)).relu() for _ in range(3)]"], "outs[0..2]", 6 * MIB, "%gpu_free outs"),
+    "13 total": (
+        [
+            ("w = torch.ones(N, device='cuda', requires_grad=True)\ntot = 0"),
+            ("for i in range(3):\n    tot = tot + (w * T()).exp().sum()"),
+        ],
+        "tot",
+        6 * MIB + 512,
+        "tot = tot.item()",
+    ),
+    "14 outputs of an evaluation": (
+        [
+            ("net = torch.nn.Linear(512, 512).cuda()\nouts = [net(T().view(512, 512)).relu() for _ in range(3)]"),
+        ],
+        "outs[0..2]",
+        6 * MIB,
+        "%gpu_free outs",
+    ),
     "16 module cycle": (
-        ["class M(torch.nn.Module):\n    def __init__(self):\n        super().__init__(); self.w = torch.nn.Parameter(T()); self.f = lambda: self.w", "gc.disable()\nm = M(); del m"],
+        [
+            (
+                "class M(torch.nn.Module):\n"
+                "    def __init__(self):\n"
+                "        super().__init__(); self.w = torch.nn.Parameter(T()); self.f = lambda: self.w"
+            ),
+            ("gc.disable()\nm = M(); del m"),
+        ],
         "garbage: ",
         MIB,
         "%gpu_free",
     ),
-    "16 object cycle": (["class L:\n    def __init__(self): self.w, self.me = T(), self", "gc.disable()\nm = L(); del m"], "garbage: L → L", MIB, "%gpu_free"),
+    "16 object cycle": (
+        [
+            ("class L:\n    def __init__(self): self.w, self.me = T(), self"),
+            ("gc.disable()\nm = L(); del m"),
+        ],
+        "garbage: L → L",
+        MIB,
+        "%gpu_free",
+    ),
     "18 cache of a method": (
-        ["class L:\n    def __init__(self): self.w = T()\n    @functools.lru_cache\n    def g(self): return 1", "m = L(); m.g(); del m"],
+        [
+            ("class L:\n    def __init__(self): self.w = T()\n    @functools.lru_cache\n    def g(self): return 1"),
+            "m = L(); m.g(); del m",
+        ],
         "cache of L.g (lru_cache)",
         MIB,
         "L.g.cache_clear()",
     ),
-    "18 cache of a function": (["@functools.lru_cache(maxsize=None)\ndef mask(n): return T(n)", "mask(N); mask(2 * N); None"], "cache of mask (lru_cache)", 3 * MIB, "mask.cache_clear()"),
+    "18 cache of a function": (
+        [
+            ("@functools.lru_cache(maxsize=None)\ndef mask(n): return T(n)"),
+            "mask(N); mask(2 * N); None",
+        ],
+        "cache of mask (lru_cache)",
+        3 * MIB,
+        "mask.cache_clear()",
+    ),
     "19 optimizer": (
-        ["net = torch.nn.Linear(512, 512).cuda()\nopt = torch.optim.Adam(net.parameters())\nnet(T().view(512, 512)).sum().backward(); opt.step()", "del net"],
+        [
+            (
+                "net = torch.nn.Linear(512, 512).cuda()\n"
+                "opt = torch.optim.Adam(net.parameters())\n"
+                "net(T().view(512, 512)).sum().backward(); opt.step()"
+            ),
+            "del net",
+        ],
         "opt.param_groups[0]['params'][0]",
         4 * (MIB + 2048),
         "%gpu_free opt",
     ),
     "19 scheduler": (
-        ["net = torch.nn.Linear(512, 512).cuda()\nopt = torch.optim.SGD(net.parameters())\nsch = torch.optim.lr_scheduler.StepLR(opt, 1)", "del net, opt"],
+        [
+            (
+                "net = torch.nn.Linear(512, 512).cuda()\n"
+                "opt = torch.optim.SGD(net.parameters())\n"
+                "sch = torch.optim.lr_scheduler.StepLR(opt, 1)"
+            ),
+            "del net, opt",
+        ],
         "sch.optimizer.param_groups[0]['params'][0]",
         MIB + 2048,
         "sch.optimizer",
     ),
-    "19 a list of models": (["class Acc:\n    def __init__(self): self._models = []\nacc = Acc()", "net = torch.nn.Linear(512, 512).cuda(); acc._models.append(net)", "del net"], "acc._models[0]", MIB + 2048, "del acc._models[0]"),
-    "21 small view": (["x = T(100_000)\nx = x[:1]"], "x", 400_384 - 512, "x = x.clone()"),
-    "closure": (["def make():\n    big = T()\n    return lambda: big\nhook = make()"], "big in the closure of hook", MIB, "del hook"),
-    "default argument": (["def f(a, b=T()): return a"], "default argument b of f", MIB, "del f"),
-    "keyword default": (["def f(*, z=T()): return z"], "default argument z of f", MIB, "del f"),
-    "partial": (["p = functools.partial(print, T())"], "p.args[0]", MIB, "%gpu_free p"),
-    "slot": (["class S:\n    __slots__ = ('a',)\ns = S(); s.a = T()"], "s.a", MIB, "del s.a"),
-    "attribute": (["class S: pass\ns = S(); s.a = T()"], "s.a", MIB, "del s.a"),
-    "nested containers": (["d = {'k': {'z': [1, [T(), 2]]}}"], "d['k']['z'][1][0]", MIB, "del d['k']['z'][1][0]"),
-    "tuple": (["d = {'k': (1, T())}"], "d['k'][1]", MIB, "del d['k']"),
-    "set": (["s = {T()}"], "s[…]", MIB, "%gpu_free s"),
-    "dict key": (["d = {T(): 1}"], "a key of d", MIB, "%gpu_free d"),
-    "deque": (["from collections import deque\nq = deque([T() for _ in range(3)])"], "q[0..2]", 3 * MIB, "%gpu_free q"),
-    "generator": (["def gg():\n    t = T()\n    yield 1\n    yield t\nit = gg(); next(it)"], "local t of gg() line 3, in the suspended generator it", MIB, "%gpu_free it"),
-    "class attribute": (["class K: big = T()\nk = K()"], "K.big", MIB, "del K.big"),
-    "thread-local": (["import threading\nloc = threading.local(); loc.x = T()"], "loc.x", MIB, "%gpu_free loc"),
-    "module global": (["import types, sys\nmm = types.ModuleType('gpumem_case'); sys.modules['gpumem_case'] = mm; mm.big = T(); del mm"], "gpumem_case.big", MIB, "gpumem_case"),
+    "19 a list of models": (
+        [
+            ("class Acc:\n    def __init__(self): self._models = []\nacc = Acc()"),
+            "net = torch.nn.Linear(512, 512).cuda(); acc._models.append(net)",
+            "del net",
+        ],
+        "acc._models[0]",
+        MIB + 2048,
+        "del acc._models[0]",
+    ),
+    "21 small view": (
+        [
+            ("x = T(100_000)\nx = x[:1]"),
+        ],
+        "x",
+        400384 - 512,
+        "x = x.clone()",
+    ),
+    "closure": (
+        [
+            ("def make():\n    big = T()\n    return lambda: big\nhook = make()"),
+        ],
+        "big in the closure of hook",
+        MIB,
+        "del hook",
+    ),
+    "default argument": (
+        [
+            "def f(a, b=T()): return a",
+        ],
+        "default argument b of f",
+        MIB,
+        "del f",
+    ),
+    "keyword default": (
+        [
+            "def f(*, z=T()): return z",
+        ],
+        "default argument z of f",
+        MIB,
+        "del f",
+    ),
+    "partial": (
+        [
+            "p = functools.partial(print, T())",
+        ],
+        "p.args[0]",
+        MIB,
+        "%gpu_free p",
+    ),
+    "slot": (
+        [
+            ("class S:\n    __slots__ = ('a',)\ns = S(); s.a = T()"),
+        ],
+        "s.a",
+        MIB,
+        "del s.a",
+    ),
+    "attribute": (
+        [
+            ("class S: pass\ns = S(); s.a = T()"),
+        ],
+        "s.a",
+        MIB,
+        "del s.a",
+    ),
+    "nested containers": (
+        [
+            "d = {'k': {'z': [1, [T(), 2]]}}",
+        ],
+        "d['k']['z'][1][0]",
+        MIB,
+        "del d['k']['z'][1][0]",
+    ),
+    "tuple": (
+        [
+            "d = {'k': (1, T())}",
+        ],
+        "d['k'][1]",
+        MIB,
+        "del d['k']",
+    ),
+    "set": (
+        [
+            "s = {T()}",
+        ],
+        "s[…]",
+        MIB,
+        "%gpu_free s",
+    ),
+    "dict key": (
+        [
+            "d = {T(): 1}",
+        ],
+        "a key of d",
+        MIB,
+        "%gpu_free d",
+    ),
+    "deque": (
+        [
+            ("from collections import deque\nq = deque([T() for _ in range(3)])"),
+        ],
+        "q[0..2]",
+        3 * MIB,
+        "%gpu_free q",
+    ),
+    "generator": (
+        [
+            ("def gg():\n    t = T()\n    yield 1\n    yield t\nit = gg(); next(it)"),
+        ],
+        "local t of gg() line 3, in the suspended generator it",
+        MIB,
+        "%gpu_free it",
+    ),
+    "class attribute": (
+        [
+            ("class K: big = T()\nk = K()"),
+        ],
+        "K.big",
+        MIB,
+        "del K.big",
+    ),
+    "thread-local": (
+        [
+            ("import threading\nloc = threading.local(); loc.x = T()"),
+        ],
+        "loc.x",
+        MIB,
+        "%gpu_free loc",
+    ),
+    "module global": (
+        [
+            (
+                "import types, sys\n"
+                "mm = types.ModuleType('gpumem_case'); sys.modules['gpumem_case'] = mm; mm.big = T(); del mm"
+            ),
+        ],
+        "gpumem_case.big",
+        MIB,
+        "gpumem_case",
+    ),
     "forward hook": (
-        ["net = torch.nn.Linear(512, 512).cuda()\ndef make():\n    big = T()\n    return lambda m, i, o: big.mean()\nnet.register_forward_hook(make())\nNone"],
+        [
+            (
+                "net = torch.nn.Linear(512, 512).cuda()\n"
+                "def make():\n"
+                "    big = T()\n"
+                "    return lambda m, i, o: big.mean()\n"
+                "net.register_forward_hook(make())\n"
+                "None"
+            ),
+        ],
         "big in the closure of net._forward_hooks[",
         MIB,
         "net._forward_hooks.clear()",
     ),
     "tensor hook": (
-        ["def make():\n    big = T()\n    return lambda g: g * big.mean()\nx = torch.ones(N, device='cuda', requires_grad=True); x.register_hook(make())\nNone"],
+        [
+            (
+                "def make():\n"
+                "    big = T()\n"
+                "    return lambda g: g * big.mean()\n"
+                "x = torch.ones(N, device='cuda', requires_grad=True); x.register_hook(make())\n"
+                "None"
+            ),
+        ],
         "big in the closure of x._backward_hooks[",
         MIB,
         "x._backward_hooks.clear()",
     ),
     "activations kept by a model": (
-        ["class M(torch.nn.Module):\n    def __init__(self):\n        super().__init__(); self.l = torch.nn.Linear(512, 512); self.cache = []\n    def forward(self, x):\n        self.cache.append(self.l(x)); return 1", "m = M().cuda(); m(T().view(512, 512)); m(T().view(512, 512)); None"],
+        [
+            (
+                "class M(torch.nn.Module):\n"
+                "    def __init__(self):\n"
+                "        super().__init__(); self.l = torch.nn.Linear(512, 512); self.cache = []\n"
+                "    def forward(self, x):\n"
+                "        self.cache.append(self.l(x)); return 1"
+            ),
+            "m = M().cuda(); m(T().view(512, 512)); m(T().view(512, 512)); None",
+        ],
         "m.cache[0..1]",
         4 * MIB,
         "m.cache.clear()",
     ),
-    "graph node": (["x = torch.ones(N, device='cuda', requires_grad=True)\nn = (x * T()).exp().sum().grad_fn"], "n", 2 * MIB, "%gpu_free n"),
-    "storage": (["s = T().untyped_storage()"], "s", MIB, "%gpu_free s"),
+    "graph node": (
+        [
+            ("x = torch.ones(N, device='cuda', requires_grad=True)\nn = (x * T()).exp().sum().grad_fn"),
+        ],
+        "n",
+        2 * MIB,
+        "%gpu_free n",
+    ),
+    "storage": (
+        [
+            "s = T().untyped_storage()",
+        ],
+        "s",
+        MIB,
+        "%gpu_free s",
+    ),
     "custom function": (
-        ["class F(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, a):\n        ctx.save_for_backward(a * 2); ctx.z = a * 3; return a * 4\n    @staticmethod\n    def backward(ctx, g): return g\na = torch.ones(N, device='cuda', requires_grad=True); o = F.apply(a)"],
+        [
+            (
+                "class F(torch.autograd.Function):\n"
+                "    @staticmethod\n"
+                "    def forward(ctx, a):\n"
+                "        ctx.save_for_backward(a * 2); ctx.z = a * 3; return a * 4\n"
+                "    @staticmethod\n"
+                "    def backward(ctx, g): return g\n"
+                "a = torch.ones(N, device='cuda', requires_grad=True); o = F.apply(a)"
+            ),
+        ],
         "o",
         3 * MIB,
         "%gpu_free o",
     ),
     "checkpoint not run": (
-        ["import torch.utils.checkpoint as cp\nw = torch.ones(N, device='cuda', requires_grad=True)\ny = cp.checkpoint(lambda x: (x * w).exp(), T(), use_reentrant=False).sum()"],
+        [
+            (
+                "import torch.utils.checkpoint as cp\n"
+                "w = torch.ones(N, device='cuda', requires_grad=True)\n"
+                "y = cp.checkpoint(lambda x: (x * w).exp(), T(), use_reentrant=False).sum()"
+            ),
+        ],
         "y",
         MIB + 512,
         "y = y.item()",
     ),
-    "array of objects": (["import numpy as np\narr = np.empty(2, object); arr[0] = T()"], "arr[0]", MIB, "del arr"),
-    "sparse": (["sp = torch.sparse_coo_tensor(torch.zeros(2, N, dtype=torch.long, device='cuda'), T(), (4, 4), check_invariants=False)"], "sp", 5 * MIB, "%gpu_free sp"),
-    "jagged": (["nj = torch.nested.nested_tensor([torch.ones(512, 256), torch.ones(512, 256)], device='cuda', layout=torch.jagged)"], "nj", MIB + 512, "%gpu_free nj"),
+    "array of objects": (
+        [
+            ("import numpy as np\narr = np.empty(2, object); arr[0] = T()"),
+        ],
+        "arr[0]",
+        MIB,
+        "del arr",
+    ),
+    "sparse": (
+        [
+            (
+                "sp = torch.sparse_coo_tensor(torch.zeros(2, N, dtype=torch.long, device='cuda'), T(), (4, "
+                "4), check_invariants=False)"
+            ),
+        ],
+        "sp",
+        5 * MIB,
+        "%gpu_free sp",
+    ),
+    "jagged": (
+        [
+            (
+                "nj = torch.nested.nested_tensor([torch.ones(512, 256), torch.ones(512, 256)], "
+                "device='cuda', layout=torch.jagged)"
+            ),
+        ],
+        "nj",
+        MIB + 512,
+        "%gpu_free nj",
+    ),
     "widget callback": (
-        ["import ipywidgets\nb = ipywidgets.Button()\ndef make():\n    big = T()\n    return lambda _: big\nb.on_click(make())"],
+        [
+            (
+                "import ipywidgets\n"
+                "b = ipywidgets.Button()\n"
+                "def make():\n"
+                "    big = T()\n"
+                "    return lambda _: big\n"
+                "b.on_click(make())"
+            ),
+        ],
         "big in the closure of b._click_handlers",
         MIB,
         "del b._click_handlers",
     ),
-}  # fmt: skip
+}
 
 
 def run(shell: Shell, cells: list[str]) -> None:

@@ -16,16 +16,14 @@ def failed_frame() -> tuple[FrameType, Thing]:
 
     def fail(argument: Thing) -> None:
         inner = argument
-        missing: Any
         raise ValueError(inner)
 
+    trace: Any = None
     try:
         fail(thing)
     except ValueError as error:
-        assert error.__traceback__ is not None
-        assert error.__traceback__.tb_next is not None
-        return error.__traceback__.tb_next.tb_frame, thing
-    raise AssertionError
+        trace = error.__traceback__
+    return trace.tb_next.tb_frame, thing
 
 
 def test_the_locals_of_a_failed_call_are_named_each_time() -> None:

@@ -19,8 +19,8 @@ LAYERS = {
         simgpu.build simgpu.locate tensors
     """,
     "work": """
-        account activations advise cells cuts cycles describe dominators explain fit fits held history holdings leaks
-        lines literals meter names next_step oom parts passes paths provenance quick referrers rehearsal
+        account activations advise cells cuts cutting cycles describe dominators explain fit fits held history holdings
+        leaks lines literals meter names next_step oom parts passes paths provenance quick referrers rehearsal
         release remedies rerun roots scene search shares trails unreached variables where
     """,
     "show": """

@@ -120,7 +120,8 @@ def test_a_running_thread_is_named(shell: Shell) -> None:
 
 def test_two_devices_have_a_section_each(shell: Shell) -> None:
     shell.run(PREPARE)
-    shell.run("x = T(); y = torch.empty(1 << 19, device='cuda:1'); both = [T(), torch.empty(10, device='cuda:1')]")
+    shell.run("x = T(); y = torch.empty(1 << 19, device='cuda:1')")
+    shell.run("both = [T(), torch.empty(10, device='cuda:1')]")
     first, second, *_others = find_leaks(shell.ip).devices
     assert {holder.path: holder.keeps_bytes for holder in first.holders} == {"x": MIB, "both[0..1]": MIB}
     assert {holder.path: holder.keeps_bytes for holder in second.holders} == {"y": 2 * MIB, "both[0..1]": 512}
@@ -129,8 +130,8 @@ def test_two_devices_have_a_section_each(shell: Shell) -> None:
 
 def test_a_hostile_heap_is_survived_and_named(shell: Shell) -> None:
     shell.run(PREPARE)
-    names = ["__eq__", "__hash__", "__repr__", "__len__", "__bool__", "__getattr__", "__iter__", "__class__", "__dict__"]
-    body = "\n".join(f"    @property\n    def {name}(self, *_): raise SystemExit" for name in names)
+    names = "eq hash repr len bool getattr iter class dict".split()  # noqa: SIM905 - a list of strings is no clearer
+    body = "\n".join(f"    @property\n    def __{name}__(self, *_): raise SystemExit" for name in names)
     shell.run(f"class Evil:\n{body}\n    __slots__ = ('held',)")
     shell.run("class Meta(type):\n    def __hash__(c): raise SystemExit\n    def __eq__(c, o): raise SystemExit")
     shell.run("class Odd(metaclass=Meta):\n    def __init__(self): self.held = T()\nodd = Odd()")

@@ -1,11 +1,12 @@
 import gc
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jupyter_gpumem.cutting import Cutter
 from jupyter_gpumem.dominators import immediate_dominators
 from jupyter_gpumem.graph import LiveGraph
 from jupyter_gpumem.heap import Clock, Heap, subclasses_of
@@ -50,7 +51,7 @@ def held_without(graph: HeldGraph, cut: frozenset[int]) -> int:
 def test_what_each_share_keeps_is_what_cutting_its_holders_frees(made: tuple[HeldGraph, LiveTensors]) -> None:
     graph, live = made
     total = held_without(graph, frozenset())
-    shares = Shares(graph, live, torch).all()
+    shares = Cutter(Shares(graph, live, torch), torch).all()
     assert sum(sum(share.own.values()) for share in shares) == total
     for share in shares:
         cut = frozenset(holder.node for holder in share.holders)
@@ -78,7 +79,7 @@ def test_paths_are_shortest_ones(made: tuple[HeldGraph, LiveTensors]) -> None:
             path = graph.path_to(node)
             assert len(path) == distance[node]
             assert path[0] in graph.holders
-            assert all(after in graph.successors[before] for before, after in zip(path, path[1:], strict=False))
+            assert all(after in graph.successors[before] for before, after in pairwise(path))
 
 
 class Target:
