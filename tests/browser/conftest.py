@@ -30,6 +30,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.browser)
+    # last: playwright leaves an event loop running in this thread, in which no other test could start one
+    items.sort(key=lambda item: Path(__file__).parent in item.path.parents)
 
 
 def chromium() -> str:
