@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,6 +21,8 @@ _PART = 16
 _LEVELS = 14
 _TABLE_BITS = 20
 _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8  # Py_TPFLAGS_HEAPTYPE, Py_TPFLAGS_IMMUTABLETYPE
+
+_Found = TypeVar("_Found")
 
 _type_flags: Callable[[type], int] = type.__dict__["__flags__"].__get__
 
@@ -88,6 +90,18 @@ def collector_paused() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def scan(search: Callable[[], _Found]) -> _Found:
+    """Run a search with the collector paused, so that an error out of it keeps none of the search's frames.
+
+    They hold the whole heap, and IPython keeps the frames of the last error.
+    """
+    try:
+        with collector_paused():
+            return search()
+    except BaseException as error:
+        raise error.with_traceback(None) from None
 
 
 def subclasses_of(*bases: type) -> dict[int, type]:

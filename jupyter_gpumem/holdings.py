@@ -10,7 +10,7 @@ from typing import Any
 from jupyter_gpumem.blocks import BlockFinder, read_blocks
 from jupyter_gpumem.device import current_probe, torch_module
 from jupyter_gpumem.graph import TorchReader, plain_reads
-from jupyter_gpumem.heap import Clock, OutOfTimeError, collector_paused, module_namespace
+from jupyter_gpumem.heap import Clock, OutOfTimeError, module_namespace, scan
 from jupyter_gpumem.tensors import Key, StorageReader
 
 _BATCH = 256
@@ -29,10 +29,12 @@ def bytes_held_by(values: Iterable[object], *, budget_seconds: float = 1.0) -> i
         return 0
     kind = current_probe().kind
     found: dict[Key, int] = {}
-    with collector_paused(), plain_reads(torch):
-        reader, storages = TorchReader(torch), StorageReader(torch, kind)
-        with suppress(OutOfTimeError):
-            _gather(list(values), reader, storages, Clock(budget_seconds), found)
+
+    def search() -> None:
+        with plain_reads(torch), suppress(OutOfTimeError):
+            _gather(list(values), TorchReader(torch), StorageReader(torch, kind), Clock(budget_seconds), found)
+
+    scan(search)
     if not found:
         return 0
     finder = BlockFinder(read_blocks() if kind == "cuda" else ())

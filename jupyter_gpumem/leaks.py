@@ -10,8 +10,9 @@ from jupyter_gpumem.blocks import Block, BlockFinder, is_library_workspace, read
 from jupyter_gpumem.cutting import Cutter
 from jupyter_gpumem.describe import Describer
 from jupyter_gpumem.device import current_probe, torch_module
+from jupyter_gpumem.errors import GpuMemError
 from jupyter_gpumem.graph import plain_reads
-from jupyter_gpumem.heap import Clock, Heap, OutOfTimeError, collector_paused
+from jupyter_gpumem.heap import Clock, Heap, OutOfTimeError, scan
 from jupyter_gpumem.holders import DeviceLeaks, Holder, LeakReport, Unexplained
 from jupyter_gpumem.holdings import bytes_held_by
 from jupyter_gpumem.referrers import held_graph
@@ -75,11 +76,11 @@ def find_leaks(
 class Mark:
     """What was on the devices at one moment. Keeps nothing alive: it has addresses and weak references only."""
 
-    storages: dict[Key, tuple[int, "weakref.ref[Any] | None"]]
+    storages: dict[Key, tuple[int, "weakref.ref[Any]"]]
 
     def still_there(self) -> set[Key]:
         """Return the storages that have been there all the time since the mark."""
-        return {key for key, (_nbytes, alive) in self.storages.items() if alive is None or alive() is not None}
+        return {key for key, (_nbytes, alive) in self.storages.items() if alive() is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +96,32 @@ class LeakDiff:
 
 
 def mark(shell: "InteractiveShell | None" = None, *, budget_seconds: float | None = 10.0) -> Mark:
-    """Remember which storages there are, so that :func:`diff` can tell who holds the new ones."""
+    """Remember which storages there are, so that :func:`diff` can tell who holds the new ones.
+
+    Raises
+    ------
+    GpuMemError
+        When the time budget ends before all are seen.
+    """
     torch = torch_module()
     if torch is None:
         return Mark({})
     clock = Clock(budget_seconds)
-    with collector_paused():
+
+    def search() -> Mark:
         live = live_tensors(Heap(clock, Roots(shell).starts()), torch, current_probe().kind, clock)
-        found: dict[Key, tuple[int, weakref.ref[Any] | None]] = {}
-        for address, keys in live.keys.items():
-            item = live.graph.objects[address]
-            # a sparse tensor has no storage object: the tensor stands for its parts
-            for key in keys:
-                found[key] = (live.storages[key].nbytes, weakref.ref(item))
-        return Mark(found)
+        return Mark(
+            {
+                key: (live.storages[key].nbytes, weakref.ref(live.graph.objects[address]))
+                for address, keys in live.keys.items()
+                for key in keys
+            }
+        )
+
+    try:
+        return scan(search)
+    except OutOfTimeError:
+        raise GpuMemError(f"too many objects to look at in {budget_seconds} s; nothing is marked") from None
 
 
 def diff(since: Mark, shell: "InteractiveShell | None" = None, *, budget_seconds: float | None = 10.0) -> LeakDiff:
@@ -125,8 +138,7 @@ def _report(
     torch = torch_module()
     found = _Findings([], {}, [], True, [])
     if torch is not None:
-        with collector_paused(), plain_reads(torch):
-            _search(shell, torch, probe, clock, found, old)
+        scan(lambda: _search(shell, torch, probe, clock, found, old))
     devices = [index for index in probe.devices() if device is None or index == device]
     return LeakReport(
         kind=probe.kind,
@@ -146,28 +158,40 @@ def _search(
     found: _Findings,
     old: set[Key] | None,
 ) -> None:
-    roots = Roots(shell)
     try:
-        heap = Heap(clock, roots.starts())
-        live = live_tensors(heap, torch, probe.kind, clock)
-        blocks = read_blocks() if probe.kind == "cuda" else ()
-        if old is None:
-            _explain(live, blocks, found)
-        else:
-            live.forget(old)
-            _explain(live, (), found)
-        if heap.frozen:
-            found.notes.append("gc.freeze() hides objects from the collector: they were found from the variables")
-        graph = held_graph(heap, live, roots, blocks, clock)
-        shares = Shares(graph, live, torch)
-        describer = Describer(shares, shell, torch)
-        for share in Cutter(shares, torch).all():
-            found.holders += describer.holders(share)
-            clock.check("names")
-        found.notes += sorted(live.graph.unread)
+        with plain_reads(torch):
+            _fill(shell, torch, probe, clock, found, old)
     except OutOfTimeError as stop:
         found.complete = False
         found.notes.append(f"cut short by the time budget while looking at: {stop}")
+
+
+def _fill(
+    shell: "InteractiveShell | None",
+    torch: ModuleType,
+    probe: MemoryProbe,
+    clock: Clock,
+    found: _Findings,
+    old: set[Key] | None,
+) -> None:
+    roots = Roots(shell)
+    heap = Heap(clock, roots.starts())
+    live = live_tensors(heap, torch, probe.kind, clock)
+    blocks = read_blocks() if probe.kind == "cuda" else ()
+    if old is not None:
+        live.forget(old)
+    _explain(live, blocks, found)
+    if old is not None:
+        found.blocks = []  # nobody can tell which of them are new
+    if heap.frozen:
+        found.notes.append("gc.freeze() hides objects from the collector: they were found from the variables")
+    graph = held_graph(heap, live, roots, blocks, clock)
+    shares = Shares(graph, live, torch)
+    describer = Describer(shares, shell, torch)
+    for share in Cutter(shares, torch).all():
+        found.holders += describer.holders(share)
+        clock.check("names")
+    found.notes += sorted(live.graph.unread)
 
 
 def _explain(live: LiveTensors, blocks: Iterable[Block], found: _Findings) -> None:

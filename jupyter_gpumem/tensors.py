@@ -12,8 +12,8 @@ from jupyter_gpumem.heap import (
     Clock,
     Heap,
     OutOfTimeError,
-    collector_paused,
     is_exactly,
+    scan,
     subclasses_of,
     type_namespace,
 )
@@ -132,11 +132,10 @@ def take_census(*, kind: str | None = None, budget_seconds: float | None = 10.0)
     if torch is None:
         return Census(kind, (), True, ())
     clock = Clock(budget_seconds)
-    with collector_paused():
-        try:
-            return live_tensors(Heap(clock), torch, kind, clock).census()
-        except OutOfTimeError as stop:
-            return Census(kind, (), False, (f"the time budget ended the search ({stop})",))
+    try:
+        return scan(lambda: live_tensors(Heap(clock), torch, kind, clock).census())
+    except OutOfTimeError as stop:
+        return Census(kind, (), False, (f"the time budget ended the search ({stop})",))
 
 
 def live_tensors(heap: Heap, torch: ModuleType, kind: str, clock: Clock) -> LiveTensors:

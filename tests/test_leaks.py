@@ -192,10 +192,14 @@ def test_an_interrupt_leaves_the_collector_as_it_was(shell: Shell) -> None:
     shell.ns["x"] = tensor()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jupyter_gpumem.leaks.Clock", Slow)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt) as interrupted:
             find_leaks(shell.ip, progress=interrupt)
     assert gc.isenabled()
     assert paths(shell) == {"x": MIB}
+    # the kept error must not keep what the search had in hand
+    del shell.ns["x"]
+    assert torch.cuda.memory_allocated(0) == 0
+    assert interrupted.type is KeyboardInterrupt
 
 
 def test_threads_that_free_tensors_meanwhile_do_no_harm(shell: Shell) -> None:
