@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -113,18 +114,6 @@ def _change_dict(change: DeviceChange) -> dict[str, Any]:
     }
 
 
-@dataclass(slots=True)
-class _Open:
-    """A scope under way."""
-
-    record: CellRecord
-    probe: MemoryProbe
-    scope: Scope
-    sizes_read: int
-    host: "_HostPeak | None"
-    raw_cell: str = ""
-
-
 class _HostPeak:
     """The highest resident set size seen while a scope is open, sampled by a thread of its own."""
 
@@ -133,45 +122,75 @@ class _HostPeak:
         self.before = probe.snapshot(0)
         self.peak_bytes = self.before.allocated_bytes
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True, name="gpumem-rss")
+        # the thread holds no strong reference: it ends with the scope, however that ended
+        self._thread = threading.Thread(target=_sample, args=(weakref.ref(self), self._stop), daemon=True)
+        self._thread.name = "gpumem-rss"
         self._thread.start()
 
-    def _sample(self) -> None:
-        while not self._stop.wait(_RSS_INTERVAL):
-            self.peak_bytes = max(self.peak_bytes, self._probe.snapshot(0).allocated_bytes)
+    def sample(self) -> DeviceSnapshot:
+        """Read once, and keep the highest."""
+        now = self._probe.snapshot(0)
+        self.peak_bytes = max(self.peak_bytes, now.allocated_bytes)
+        return now
 
     def end(self) -> DeviceSnapshot:
+        """Stop sampling; return the last reading."""
         self._stop.set()
         self._thread.join()
-        after = self._probe.snapshot(0)
-        self.peak_bytes = max(self.peak_bytes, after.allocated_bytes)
-        return after
+        return self.sample()
 
 
-def _open(record: CellRecord, *, exact: bool) -> _Open:
-    probe = current_probe()
-    torch = torch_module()
-    if torch is not None and probe.kind == "cuda":
-        tracker.install(torch)
-    host = _HostPeak(probe) if isinstance(probe, HostProbe) else None
-    devices = probe.awake_devices() if isinstance(probe, CudaProbe) else ()
-    return _Open(record, probe, tracker.open(devices, exact=exact), simgpu.sizes_read(), host)
+def _sample(owner: "weakref.ref[_HostPeak]", stop: threading.Event) -> None:
+    while not stop.wait(_RSS_INTERVAL):
+        peak = owner()
+        if peak is None:
+            return
+        peak.sample()
+        del peak
 
 
-def _close(opened: _Open) -> CellRecord:
-    record, ended = opened.record, time.monotonic()
-    probe = current_probe()
-    cuda = probe if isinstance(probe, CudaProbe) else None
-    scope = tracker.close(opened.scope, cuda.awake_devices() if cuda else ())
-    after = opened.host.end() if opened.host else None
-    if cuda is not None:
-        record.devices = tuple(_gpu_change(cuda, scope, device) for device in scope.after)
-    elif opened.host and after:
-        record.devices = (_host_change(probe, opened.host, after),)
-    record.simulated = probe.simulated()
-    record.sizes_read = simgpu.sizes_read() - opened.sizes_read
-    record.ended, record.seconds = ended, ended - record.started
-    return record
+class _Open:
+    """A scope under way.
+
+    Interrupts come between any two steps: whatever was begun belongs to this object alone, and ends with it.
+    """
+
+    def __init__(self, record: CellRecord, raw_cell: str = "") -> None:
+        self.record = record
+        self.raw_cell = raw_cell
+        self._scope: Scope | None = None
+        self._host: _HostPeak | None = None
+        self._sizes_read = 0
+
+    def begin(self, *, exact: bool) -> None:
+        """Take the readings before."""
+        probe = current_probe()
+        torch = torch_module()
+        if torch is not None and probe.kind == "cuda":
+            tracker.install(torch)
+        if isinstance(probe, HostProbe):
+            self._host = _HostPeak(probe)
+        devices = probe.awake_devices() if isinstance(probe, CudaProbe) else ()
+        self._sizes_read = simgpu.sizes_read()
+        self._scope = tracker.open(devices, exact=exact)
+
+    def end(self) -> CellRecord:
+        """Take the readings after, and complete the record."""
+        record, ended = self.record, time.monotonic()
+        probe = current_probe()
+        cuda = probe if isinstance(probe, CudaProbe) else None
+        if self._scope is not None:
+            scope = tracker.close(self._scope, cuda.awake_devices() if cuda else ())
+            if cuda is not None:
+                record.devices = tuple(_gpu_change(cuda, scope, device) for device in scope.after)
+        if self._host is not None:
+            after = self._host.end()
+            if cuda is None:
+                record.devices = (_host_change(probe, self._host, after),)
+        record.simulated = probe.simulated()
+        record.sizes_read = simgpu.sizes_read() - self._sizes_read
+        record.ended, record.seconds = ended, ended - record.started
+        return record
 
 
 def _gpu_change(probe: CudaProbe, scope: Scope, device: int) -> DeviceChange:
@@ -239,9 +258,8 @@ class CellRecorder:
             return
         raw = str(info.raw_cell or "")
         record = CellRecord(_first_line(raw), time.monotonic(), time.time(), len(self._stack))
-        opened = _open(record, exact=self._exact())
-        opened.raw_cell = raw
-        self._stack.append(opened)
+        self._stack.append(_Open(record, raw))
+        self._stack[-1].begin(exact=self._exact())
         for listener in self.on_start:
             listener(record, raw)
 
@@ -254,8 +272,8 @@ class CellRecorder:
             return
         # a cell that died without its post event is closed with the one around it
         while self._stack[-1].raw_cell != raw:
-            _close(self._stack.pop())
-        record = _close(self._stack.pop())
+            self._stack.pop().end()
+        record = self._stack.pop().end()
         record.status, record.number = _status(result), _number(result)
         self.records.append(record)
         for listener in self.on_end:
@@ -264,7 +282,7 @@ class CellRecorder:
     def stop(self) -> None:
         """Close what is open without recording it."""
         while self._stack:
-            _close(self._stack.pop())
+            self._stack.pop().end()
 
 
 def _status(result: "ExecutionResult | None") -> str:
@@ -298,11 +316,12 @@ def track(name: str = "track", *, exact: bool = True) -> Iterator[CellRecord]:
     >>> record.devices[0].peak_allocated_bytes
     """
     record = CellRecord(name, time.monotonic(), time.time())
-    opened = _open(record, exact=exact)
+    opened = _Open(record)
+    opened.begin(exact=exact)
     try:
         yield record
     except BaseException as error:
         record.status = type(error).__name__
         raise
     finally:
-        _close(opened)
+        opened.end()

@@ -43,6 +43,7 @@ class Extension:
         show(shell, Page((Block((*dropped, *_greeting()), flow=True),)))
 
     def _tie(self) -> None:
+        tracker.stay()
         self._shell.register_magics(self.magics)
         for event, callback in self._events.items():
             self._shell.events.register(event, callback)

@@ -11,6 +11,7 @@ the very cell that imports torch.
 """
 
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -62,7 +63,7 @@ class _Folds:
 class Scope:
     """A span of the program whose peaks are wanted; made by :meth:`PeakTracker.open`."""
 
-    __slots__ = ("_after", "_folds", "_merged", "before", "exact")
+    __slots__ = ("__weakref__", "_after", "_folds", "_merged", "before", "exact")
 
     def __init__(self, before: dict[int, Counters], exact: bool) -> None:
         self.before = before
@@ -114,14 +115,14 @@ class PeakTracker:
         self._lock = threading.RLock()
         self._originals: dict[str, Callable[..., Any]] = {}
         self._module: Any = None
-        self._scopes: list[Scope] = []
+        # weak: a scope that an interrupt tore away from its owner is forgotten with it
+        self._scopes: weakref.WeakSet[Scope] = weakref.WeakSet()
         self._user: dict[int, _Folds] = {}
-        self._leaving = False
+        self._staying = False
 
     def install(self, torch: ModuleType) -> None:
         """Wrap torch's readers and resetters; does nothing when they are wrapped already."""
         with self._lock:
-            self._leaving = False
             if self._originals:
                 return
             self._module = torch._C
@@ -132,15 +133,18 @@ class PeakTracker:
                 if hasattr(self._module, name):
                     self._wrap(name, self._reset_for_user)
 
+    def stay(self) -> None:
+        """Keep the functions wrapped between scopes too, until :meth:`uninstall`."""
+        self._staying = True
+
     def uninstall(self) -> None:
         """Give torch its functions back; where a peak of the user's is known only here, after their next reset.
 
         Taking it away at once would make ``max_memory_allocated()`` answer too little.
         """
         with self._lock:
-            self._leaving = True
-            if self._originals and not self._scopes and not self._user_needs_us():
-                self._restore()
+            self._staying = False
+            self._leave_if_done()
 
     def open(self, devices: tuple[int, ...], *, exact: bool = True) -> Scope:
         """Begin a scope; where ``exact`` the peaks of ``devices`` are folded, then reset."""
@@ -154,14 +158,15 @@ class PeakTracker:
                         # read again, so that a scope in which nothing happens ends as it began
                         before[device] = self._raw(device)
             scope = Scope(before, exact)
-            self._scopes.append(scope)
+            self._scopes.add(scope)
             return scope
 
     def close(self, scope: Scope, devices: tuple[int, ...]) -> Scope:
         """End a scope, with the devices that are there now; needs no reset."""
         with self._lock:
             scope.end({device: self._raw(device) for device in devices})
-            self._scopes.remove(scope)
+            self._scopes.discard(scope)
+            self._leave_if_done()
             return scope
 
     def _raw(self, device: int) -> Counters:
@@ -205,9 +210,12 @@ class PeakTracker:
                     scope.fold(device, reading)
             result = original(device)
             self._user.pop(device, None)
-            if self._leaving:
-                self.uninstall()
+            self._leave_if_done()
             return result
+
+    def _leave_if_done(self) -> None:
+        if self._originals and not self._staying and not self._scopes and not self._user_needs_us():
+            self._restore()
 
     def _user_needs_us(self) -> bool:
         return any(folds.exceed(self._raw(device)) for device, folds in self._user.items())

@@ -33,6 +33,7 @@ SEQUENCE = st.lists(OPERATION, min_size=4, max_size=60)
 @pytest.fixture
 def tracker() -> Iterator[PeakTracker]:
     tracker = PeakTracker()
+    tracker.stay()
     tracker.install(torch)
     yield tracker
     for device in range(DEVICES):
