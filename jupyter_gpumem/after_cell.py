@@ -11,7 +11,7 @@ from jupyter_gpumem.device import cuda_started, limit_bytes
 from jupyter_gpumem.failures import find_out_of_memory
 from jupyter_gpumem.observer import observer
 from jupyter_gpumem.render.cells import detail_page, line_page
-from jupyter_gpumem.render.layout import Block, Page, Span, code, to_html, to_text
+from jupyter_gpumem.render.layout import Block, Page, Span, code, quiet, to_html, to_text
 from jupyter_gpumem.sizes import format_bytes
 from jupyter_gpumem.variables import Namespace
 
@@ -38,6 +38,7 @@ class CellReports:
         self._requests: dict[int, tuple[str, Options, Namespace]] = {}
         self._above: set[int] = set()
         self._watcher: Watcher | None = None
+        self._table_shown = False
         observer.listen(self._out_of_memory)
 
     def cell_started(self, record: CellRecord, raw_cell: str) -> None:
@@ -61,11 +62,16 @@ class CellReports:
             self._show_detail(record, request[1], request[2])
         elif record.depth:
             return
-        elif self._config.auto:
+        elif self._config.auto and not self._table_shown:
             self._show_line(record)
+        self._table_shown = False
         self._show_out_of_memory(record, result)
         self._show_echo(record, result)
         self._warn(record)
+
+    def leave_out_line(self) -> None:
+        """Show no line after the cell under way: a table has said the same."""
+        self._table_shown = True
 
     def close(self) -> None:
         """Hear of no further out-of-memory error."""
@@ -117,8 +123,9 @@ class CellReports:
             return
         kept = held_bytes(value)
         if kept >= self._config.echo_bytes:
-            text = f"Out[{record.number}] now keeps {format_bytes(kept)}"
-            show(self._shell, Page((Block(((Span(text, f"{kept:,} bytes"), code("%gpu_free")),)),)))
+            text = f"Out[{record.number}] now keeps {format_bytes(kept)}, also after a del"
+            then = quiet("→ end the line with ; next time")
+            show(self._shell, Page((Block(((Span(text, f"{kept:,} bytes"), then),), flow=True),)))
 
     def _warn(self, record: CellRecord) -> None:
         """Warn once when a peak passes the part of the device that the user set, until it falls below again."""

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import keyword
 import shlex
 from collections.abc import Callable
 from typing import NoReturn
@@ -21,7 +22,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise the mistake, with the nearest right word where there is one."""
-        raise UsageError(f"{self.prog} {_nearest(message, self)}   ({self.prog} --help lists what it takes)")
+        raise UsageError(f"{self.prog}: {_nearest(message, self)}   ({self.prog} --help lists what it takes)")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """Leave after ``--help``."""
@@ -38,7 +39,7 @@ class Parser(argparse.ArgumentParser):
             After printing the help.
         """
         try:
-            words = shlex.split(line, comments=False)
+            words = shlex.split(line.rstrip().removesuffix(";"), comments=True)
         except ValueError as error:
             raise UsageError(f"{self.prog}: {error}".replace("No closing", "no closing")) from None
         return self.parse_args(words)
@@ -156,7 +157,13 @@ def _checked(text: str, accept: Callable[[str], bool], what: str) -> str:
 
 
 def _identifier(text: str) -> str:
-    return _checked(text, str.isidentifier, "a variable name")
+    return _checked(text, _is_free_name, "a variable name of yours")
+
+
+def _is_free_name(text: str) -> bool:
+    # IPython's own names all begin with an underscore, but for these
+    taken = keyword.iskeyword(text) or text in ("In", "Out", "get_ipython", "exit", "quit", "open")
+    return text.isidentifier() and not taken and not text.startswith("_")
 
 
 def _count(text: str) -> int:

@@ -10,6 +10,7 @@ from jupyter_gpumem.arguments import (
     subparsers_of,
     words_of,
 )
+from jupyter_gpumem.names import program_kind, user_variables
 
 MAGICS = ("%gpumem", "%%gpumem", "%gpu_free", "%%gpu_fit")
 
@@ -24,11 +25,12 @@ def complete(shell: Any, event: Any) -> list[str]:
         return [*words_of(gpu_fit_parser()), *_variables(shell)]
     if event.command == "%%gpumem":
         return words_of(gpumem_cell_parser())
+    if words[:1] == ["diff"]:
+        return list(shell._jupyter_gpumem.magics.marks)
     parser = gpumem_parser()
     commands = subparsers_of(parser)
     return words_of(commands[words[0]]) if words and words[0] in commands else words_of(parser)
 
 
 def _variables(shell: Any) -> list[str]:
-    hidden = shell.user_ns_hidden
-    return [name for name in shell.user_ns if not name.startswith("_") and name not in hidden]
+    return [name for name, value in user_variables(shell) if program_kind(value) is None]

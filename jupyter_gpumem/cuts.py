@@ -112,11 +112,11 @@ def _cut_last_result(shell: "InteractiveShell", wanted: Wanted, dry_run: bool) -
 
 def describe_error(shell: "InteractiveShell | None") -> str | None:
     """Name the last error and its cell (``ValueError in cell 12``); ``None`` where nothing is kept."""
-    errors = _last_errors(shell)
-    if not errors:
-        return None
-    cell = _cell_of(shell, errors[0])
-    return type(errors[0]).__name__ + ("" if cell is None else f" in cell {cell}")
+    errors, stale = _last_errors(shell), _stale_tracebacks(shell)
+    names = [(type(error).__name__, _TRACEBACK.__get__(error)) for error in errors[:1]]
+    names += [("an earlier error", trace) for trace in stale[:1]]
+    cells = [(name, _cell_of(shell, trace)) for name, trace in names]
+    return " and ".join(name + ("" if cell is None else f" in cell {cell}") for name, cell in cells) or None
 
 
 def cut_error(shell: "InteractiveShell | None") -> str | None:
@@ -144,7 +144,7 @@ def cut_error(shell: "InteractiveShell | None") -> str | None:
 
 def error_holds(shell: "InteractiveShell | None", wanted: Wanted) -> bool:
     """Tell whether the last error, with its frames and chain, holds what ``wanted`` says yes to."""
-    return any(wanted(error) for error in _last_errors(shell))
+    return any(map(wanted, [*_last_errors(shell), *_stale_tracebacks(shell)]))
 
 
 def error_may_hold(shell: "InteractiveShell | None", wanted: Wanted) -> bool:
@@ -153,12 +153,12 @@ def error_may_hold(shell: "InteractiveShell | None", wanted: Wanted) -> bool:
     A mistyped name in a cell keeps nothing and stays for ``%debug``. An error out of a function may hold
     what only C++ knows of.
     """
-    return error_holds(shell, wanted) or any(map(_has_user_frame, _chain(_last_errors(shell))))
+    traces = [_TRACEBACK.__get__(error) for error in _chain(_last_errors(shell))]
+    return error_holds(shell, wanted) or any(map(_has_user_frame, [*traces, *_stale_tracebacks(shell)]))
 
 
-def _has_user_frame(error: BaseException) -> bool:
-    """Tell whether an error went through a function that is neither IPython's nor ours."""
-    trace: TracebackType | None = _TRACEBACK.__get__(error)
+def _has_user_frame(trace: TracebackType | None) -> bool:
+    """Tell whether a traceback goes through a function that is neither IPython's nor ours."""
     while trace is not None:
         frame = trace.tb_frame
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -196,6 +196,18 @@ def _last_errors(shell: "InteractiveShell | None") -> list[BaseException]:
     return list(errors.values())
 
 
+def _stale_tracebacks(shell: "InteractiveShell | None") -> list[TracebackType]:
+    """Return tracebacks kept for errors that are kept no more.
+
+    A syntax or usage error replaces the last error, and leaves the traceback of the one before with IPython.
+    """
+    kept = [getattr(sys, "last_traceback", None)]
+    if shell is not None:
+        kept.append(getattr(shell.InteractiveTB, "tb", None))
+    known = {id(_TRACEBACK.__get__(error)) for error in _chain(_last_errors(shell))}
+    return [trace for trace in kept if isinstance(trace, TracebackType) and id(trace) not in known]
+
+
 def _chain(errors: Sequence[BaseException]) -> Iterator[BaseException]:
     """Yield the errors with their causes, contexts and the members of their groups, each once."""
     waiting, seen = list(errors), set[int]()
@@ -211,10 +223,9 @@ def _chain(errors: Sequence[BaseException]) -> Iterator[BaseException]:
         yield error
 
 
-def _cell_of(shell: "InteractiveShell | None", error: BaseException) -> int | None:
+def _cell_of(shell: "InteractiveShell | None", trace: TracebackType | None) -> int | None:
     """Return the number of the cell an error came from, where IPython still knows its file."""
     numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
-    trace: TracebackType | None = _TRACEBACK.__get__(error)
     while trace is not None:
         number = numbers.get(trace.tb_frame.f_code.co_filename)
         if number is not None:

@@ -90,7 +90,7 @@ class FreeReport:
 
 def _notes(report: FreeReport) -> Iterator[str]:
     dropped = {step.key for step in report.steps if step.items}
-    if dropped & {"error", "debugger"} and not report.dry_run:
+    if "error" in dropped and not report.dry_run:
         yield "%debug and %tb have nothing left to look at"
     for name, others in report.other_names:
         yield f"still held by {' and '.join(others)}, which is the same object as {name}"

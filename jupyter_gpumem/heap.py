@@ -83,12 +83,16 @@ class Clock:
 @contextmanager
 def collector_paused() -> Iterator[None]:
     """Keep the collector from running: a scan's own lists would set it off, and it would free what is counted."""
-    enabled = gc.isenabled()
+    enabled, young = gc.isenabled(), gc.get_count()[0]
     gc.disable()
     try:
         yield
     finally:
         if enabled:
+            # what was made here would set it off at once: freezing and unfreezing starts its count anew
+            if gc.get_count()[0] > young and not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 

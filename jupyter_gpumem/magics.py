@@ -21,10 +21,11 @@ from jupyter_gpumem.arguments import (
 )
 from jupyter_gpumem.cells import CellRecorder
 from jupyter_gpumem.config import GpuMemConfig
-from jupyter_gpumem.device import current_probe, limit_bytes, set_limit
+from jupyter_gpumem.device import current_probe, limit_bytes, set_limit, torch_module
 from jupyter_gpumem.errors import GpuMemError
 from jupyter_gpumem.heap import collector_paused
 from jupyter_gpumem.history import History
+from jupyter_gpumem.peaks import tracker
 from jupyter_gpumem.render.layout import Block, Page, Span, code, quiet, size
 from jupyter_gpumem.sidebar import Sidebar
 from jupyter_gpumem.sizes import format_bytes, parse_bytes
@@ -45,7 +46,9 @@ def _answers(method: Magic) -> Magic:
         except HelpShown:
             return None
         except GpuMemError as error:
-            raise UsageError(str(error)) from None
+            mistake = str(error)
+        # raised out here, since an error keeps the one it was raised in, and that one our frames
+        raise UsageError(mistake)
 
     return answered
 
@@ -121,6 +124,7 @@ class GpuMem(Magics, GpuMemConfig):
 
         be_quiet = options.pop("quiet")
         report = free(self.shell, **options)
+        self.reports.leave_out_line()
         if not be_quiet:
             show(self.shell, free_page(report))
 
@@ -184,6 +188,9 @@ class GpuMem(Magics, GpuMemConfig):
         from jupyter_gpumem.leaks import find_leaks
         from jupyter_gpumem.render.leaks import leaks_page
 
+        devices = current_probe().devices()
+        if options.device is not None and devices and options.device not in devices:
+            raise GpuMemError(f"there is no device {options.device}: they are {', '.join(map(str, devices))}")
         report = find_leaks(self.shell, device=options.device, min_bytes=options.min, budget_seconds=self.scan_seconds)
         show(self.shell, leaks_page(report, limit=options.n))
 
@@ -196,21 +203,22 @@ class GpuMem(Magics, GpuMemConfig):
     def _mark(self, options: Namespace) -> None:
         from jupyter_gpumem.leaks import mark
 
-        self._marks[options.name] = mark(self.shell)
+        self.marks[options.name] = mark(self.shell)
         show(self.shell, _sentence(f"marked {options.name}", f"%gpumem diff {options.name}"))
 
     def _diff(self, options: Namespace) -> None:
         from jupyter_gpumem.leaks import diff
         from jupyter_gpumem.render.leaks import diff_page
 
-        known = self._marks.get(options.name)
+        known = self.marks.get(options.name)
         if known is None:
-            near = did_you_mean(options.name, list(self._marks))
+            near = did_you_mean(options.name, list(self.marks))
             raise GpuMemError(f"no mark named {options.name}{near}   → %gpumem mark {options.name}")
         show(self.shell, diff_page(diff(known, self.shell)))
 
     @functools.cached_property
-    def _marks(self) -> dict[str, Any]:
+    def marks(self) -> dict[str, Any]:
+        """The marks made so far, by name."""
         return {}
 
     def _panel(self, _options: Namespace) -> None:
@@ -231,6 +239,9 @@ class GpuMem(Magics, GpuMemConfig):
 
     def _simulate(self, options: Namespace) -> None:
         simgpu.activate(options.size, devices=options.devices)
+        torch = torch_module()
+        if torch is not None:
+            tracker.install(torch)
         many = f"{options.devices} simulated GPUs of" if options.devices > 1 else "a simulated GPU of"
         text = f"{many} {format_bytes(parse_bytes(options.size))}: memory behaves as on a device, values are not real"
         show(self.shell, Page((Block(((Span(text),),)),)))
@@ -241,6 +252,8 @@ def _amount(text: str) -> int | float | None:
     if text.lower() == "off":
         return None
     if not text.endswith("%"):
+        if text.isdecimal():
+            raise GpuMemError(f"{text} of what? write {text}% or {text}GiB")
         return parse_bytes(text)
     try:
         part = float(text[:-1]) / 100

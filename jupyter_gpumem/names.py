@@ -43,7 +43,9 @@ def _check(shell: "InteractiveShell", name: str) -> None:
     if not name.isidentifier():
         raise GpuMemError(f"{name!r} is not a variable's name; del {name} first, then %gpu_free")
     if _IPYTHON.fullmatch(name):
-        raise GpuMemError(f"{name} belongs to IPython; %gpu_free without names lets its GPU results go")
+        raise GpuMemError(
+            f"{name} belongs to IPython; %gpu_free without names lets its GPU results go. If you bound it: del {name}"
+        )
     if name not in shell.user_ns:
         known = [other for other, _value in user_variables(shell)]
         near = difflib.get_close_matches(name, known, 1)

@@ -1,10 +1,13 @@
 import asyncio
+import gc
 import threading
 
 import pytest
 import torch
 
+from jupyter_gpumem import cells
 from jupyter_gpumem.cells import CellRecord, CellRecorder, track
+from jupyter_gpumem.device import HostProbe
 from jupyter_gpumem.peaks import tracker
 from tests.conftest import Kernel, Shell, empty_gpu
 
@@ -242,3 +245,49 @@ def test_a_size_that_depends_on_a_value_is_said_and_showing_a_tensor_is_not_one(
     assert last(loaded).sizes_read > 0
     assert "depends on values" not in loaded.run("print(x[:3]); z = take(80)").text
     assert last(loaded).sizes_read == 0
+
+
+@pytest.mark.parametrize("where", ["sizes_read", "awake_devices"])
+def test_an_interrupt_inside_a_hook_leaves_no_scope_behind(
+    loaded: Shell, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    strikes = [KeyboardInterrupt, None, KeyboardInterrupt]
+    owner = cells.simgpu if where == "sizes_read" else cells.CudaProbe
+    original = getattr(owner, where)
+
+    def struck(*arguments: object) -> object:
+        strike = strikes.pop(0) if strikes else None
+        if strike is not None:
+            raise strike
+        return original(*arguments)
+
+    monkeypatch.setattr(owner, where, struck)
+    for _ in range(4):
+        loaded.run("x = take(20); del x")
+    gc.collect()
+    assert not recorder_of(loaded).running
+    assert not list(tracker._scopes)
+    assert last(loaded).devices[0].peak_allocated_bytes == 20 * MIB
+
+
+def test_a_host_mode_interrupt_leaves_no_thread_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_arguments: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cells, "current_probe", HostProbe)
+    monkeypatch.setattr(cells.tracker, "open", interrupted)
+    with pytest.raises(KeyboardInterrupt), track():
+        pass
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "gpumem-rss":
+            thread.join(timeout=5)
+
+
+def test_track_outside_the_extension_wraps_torch_only_while_it_runs() -> None:
+    for device in range(torch.cuda.device_count()):
+        torch.cuda.reset_peak_memory_stats(device)
+    reader = torch._C._cuda_memoryStats
+    with track():
+        assert torch._C._cuda_memoryStats is not reader
+    assert torch._C._cuda_memoryStats is reader

@@ -1,3 +1,4 @@
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,8 @@ def loaded(shell: Shell) -> Shell:
 @pytest.mark.parametrize(
     ("line", "answer"),
     [
-        ("%gpumem leeks", "%gpumem leeks: no such sub-command; did you mean leaks?"),
-        ("%gpumem xyzzy", "%gpumem xyzzy: no such sub-command   (%gpumem --help lists what it takes)"),
+        ("%gpumem leeks", "%gpumem: leeks: no such sub-command; did you mean leaks?"),
+        ("%gpumem xyzzy", "%gpumem: xyzzy: no such sub-command   (%gpumem --help lists what it takes)"),
         ("%gpumem leaks --mim 3MiB", "--mim: not understood; did you mean --min?"),
         ("%gpumem leaks --min potatoes", "'potatoes' is not a size; write for example 24GiB"),
         ("%gpumem leaks -n 0", "'0' is not a whole number above zero"),
@@ -44,6 +45,11 @@ def loaded(shell: Shell) -> Shell:
         ("%gpu_free --al", "--al: not understood; did you mean --all?"),
         ("%%gpumem --lime\npass", "--lime: not understood"),
         ("%%gpumem -o 3x\npass", "'3x' is not a variable name"),
+        ("%%gpumem -o get_ipython\npass", "'get_ipython' is not a variable name of yours"),
+        ("%%gpumem -o class\npass", "'class' is not a variable name of yours"),
+        ("%%gpumem -o _\npass", "'_' is not a variable name of yours"),
+        ("%gpumem limit 50", "50 of what? write 50% or 50GiB"),
+        ("%gpumem leaks --device 9", "there is no device 9: they are 0, 1, 2"),
         ("%%gpu_fit\npass", "the following arguments are required: NAME"),
         ("%%gpu_fit batch --factor 2\npass", "'2' is not a factor between 0 and 1"),
     ],
@@ -201,7 +207,7 @@ def test_simulating_too_late_is_one_line_that_names_the_cause(loaded: Shell) -> 
 def test_an_echo_that_keeps_memory_is_said(loaded: Shell) -> None:
     outputs = loaded.run("x = take(64)\nx")
     number = max(loaded.ns["Out"])
-    assert f"Out[{number}] now keeps 64.0 MiB   → %gpu_free" in outputs.text
+    assert f"Out[{number}] now keeps 64.0 MiB, also after a del   → end the line with ; next time" in outputs.text
     assert "keeps" not in loaded.run("x.shape").text
     assert "keeps" not in loaded.run("x;").text
 
@@ -230,3 +236,30 @@ def test_every_parser_explains_every_option() -> None:
             assert all(action.help for action in each._actions)
     with pytest.raises(UsageError, match="lists what it takes"):
         gpumem_parser().parse_line("nonsense")
+
+
+def test_a_refused_name_keeps_nothing_alive(loaded: Shell) -> None:
+    loaded.run("def fn(a=take(64)): pass")
+    assert loaded.run("%gpu_free fn").error == "UsageError"
+    loaded.run("del fn")
+    gc.collect()
+    assert torch.cuda.memory_allocated() == 0
+
+
+@pytest.mark.parametrize("mistake", ["x = = 1", "%nosuchmagic", "%gpu_free typo", "%%nosuch\nx"])
+def test_an_error_that_a_mistake_came_after_can_still_be_freed(loaded: Shell, mistake: str) -> None:
+    loaded.run("def g():\n    big = take(64)\n    raise RuntimeError\ng()")
+    loaded.run(mistake)
+    assert torch.cuda.memory_allocated() == 64 * MIB
+    loaded.run("%gpu_free")
+    assert torch.cuda.memory_allocated() == 0
+
+
+@pytest.mark.parametrize("line", ["%gpumem", "%gpumem leaks", "%gpumem advise", "%gpumem mark m", "%gpu_free --dry-run"])
+def test_looking_frees_no_garbage(loaded: Shell, line: str) -> None:
+    loaded.run(line)  # its modules are imported
+    loaded.run("class N: pass\na = N(); a.me = a; a.t = take(64); del a")
+    loaded.run(line)
+    assert torch.cuda.memory_allocated() == 64 * MIB
+    gc.collect()
+    assert torch.cuda.memory_allocated() == 0

@@ -83,7 +83,9 @@ def build(torch: TorchBuild) -> Libraries:
 
 def cache_folder() -> Path:
     """Return the user's cache folder for this package."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    # the specification of that variable says that a relative path is to be ignored
+    root = Path(os.environ.get("XDG_CACHE_HOME", "")).expanduser()
+    root = root if root.is_absolute() else Path.home() / ".cache"
     return Path(root, "jupyter_gpumem")
 
 
