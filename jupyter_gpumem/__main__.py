@@ -18,9 +18,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     # leave by an exception, so that the notebook's kernel is ended too
     signal.signal(signal.SIGTERM, _leave)
-    report = rehearse(
-        options.notebook, options.memory, devices=options.devices, timeout_seconds=options.timeout
-    )
+    report = rehearse(options.notebook, options.memory, devices=options.devices, timeout_seconds=options.timeout)
     if options.json:
         sys.stdout.write(json.dumps(report.to_dict(), indent=2) + "\n")
     elif report.reason is not None:
@@ -50,9 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SIZE|CARD",
         help="memory of the card: 24GiB, T4, A100-80",
     )
-    fits.add_argument(
-        "--devices", type=_count, default=1, metavar="N", help="how many such cards (default 1)"
-    )
+    fits.add_argument("--devices", type=_count, default=1, metavar="N", help="how many such cards (default 1)")
     fits.add_argument("--json", action="store_true", help="print the report as JSON")
     fits.add_argument(
         "--timeout",

@@ -146,7 +146,7 @@ def held_bytes(value: Any) -> int:
     """Return the bytes of GPU memory reachable from a value; 0 while CUDA has not started."""
     if not cuda_started() or type(value) in _PLAIN:
         return 0
-    from jupyter_gpumem.leaks import bytes_held_by
+    from jupyter_gpumem.leak_report import bytes_held_by
 
     return bytes_held_by((value,))
 

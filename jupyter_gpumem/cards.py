@@ -50,9 +50,7 @@ def card_bytes(text: str) -> int:
         near = [name for name in CARDS if _key(name).startswith(_key(text))]
         near = near or difflib.get_close_matches(text, CARDS, 1)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise GpuMemError(
-            f"{text!r} is neither a size nor a known card{hint}   (cards: {', '.join(CARDS)})"
-        ) from error
+        raise GpuMemError(f"{text!r} is neither a size nor a known card{hint}   (cards: {', '.join(CARDS)})") from error
 
 
 def _key(name: str) -> str:

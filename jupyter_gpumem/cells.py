@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jupyter_gpumem import simgpu
 from jupyter_gpumem.device import CudaProbe, HostProbe, current_probe, torch_module
 from jupyter_gpumem.peaks import Scope, tracker
-from jupyter_gpumem.snapshot import DeviceSnapshot, MemoryProbe
+from jupyter_gpumem.readings import DeviceSnapshot, MemoryProbe
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult

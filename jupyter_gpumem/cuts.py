@@ -26,6 +26,12 @@ _GROUP: type | None = getattr(builtins, "BaseExceptionGroup", None)
 Wanted = Callable[[object], bool]
 
 
+def running_shell() -> "InteractiveShell | None":
+    """Return the shell of a notebook or an IPython terminal, None in a plain program; imports nothing."""
+    ipython = sys.modules.get("IPython")
+    return None if ipython is None else ipython.get_ipython()
+
+
 def cut_outputs(shell: "InteractiveShell | None", wanted: Wanted, *, dry_run: bool = False) -> tuple[str, ...]:
     """Drop IPython's copies of the results that ``wanted`` says yes to; return their names.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from jupyter_gpumem import simgpu
 from jupyter_gpumem.errors import GpuMemError
-from jupyter_gpumem.snapshot import DeviceSnapshot, MemoryProbe
+from jupyter_gpumem.readings import DeviceSnapshot, MemoryProbe
 
 _DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg", "/proc/driver/nvidia/version")
 _HIDDEN = ("", "-1", "none", "NoDevFiles")

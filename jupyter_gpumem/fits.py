@@ -109,9 +109,7 @@ class _NotRunError(GpuMemError):
     """The notebook could not be run to its end; the message says why."""
 
 
-def rehearse(
-    path: str | Path, memory_bytes: int, *, devices: int = 1, timeout_seconds: float = 600
-) -> FitsReport:
+def rehearse(path: str | Path, memory_bytes: int, *, devices: int = 1, timeout_seconds: float = 600) -> FitsReport:
     """Run a notebook on simulated GPUs in its own kernel and tell whether it would fit.
 
     The cells really run, with their side effects, in the notebook's folder; the notebook file is not changed,
@@ -126,9 +124,7 @@ def rehearse(
             failure = _run_cells(client, notebook, cells, time.monotonic() + timeout_seconds, timeout_seconds)
     except GpuMemError as error:
         reason = str(error)
-    return FitsReport(
-        str(path), memory_bytes, devices, _verdict(cells, failure, reason), tuple(cells), failure, reason
-    )
+    return FitsReport(str(path), memory_bytes, devices, _verdict(cells, failure, reason), tuple(cells), failure, reason)
 
 
 def _verdict(cells: list[FitsCell], failure: FitsFailure | None, reason: str | None) -> Verdict:
@@ -163,9 +159,7 @@ def _read(path: Path) -> "NotebookNode":
 
 
 @contextlib.contextmanager
-def _kernel(
-    notebook: "NotebookNode", path: Path, memory_bytes: int, devices: int
-) -> Iterator["NotebookClient"]:
+def _kernel(notebook: "NotebookNode", path: Path, memory_bytes: int, devices: int) -> Iterator["NotebookClient"]:
     """Start a kernel in the notebook's folder with the simulated GPU on; leave nothing running."""
     from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
@@ -179,9 +173,7 @@ def _kernel(
     manager = AsyncKernelManager(kernel_name="python3")
     if manager.kernel_spec is not None:
         manager.kernel_spec.argv[0] = sys.executable
-    client = NotebookClient(
-        notebook, km=manager, startup_timeout=_STARTUP_SECONDS, shutdown_kernel="immediate"
-    )
+    client = NotebookClient(notebook, km=manager, startup_timeout=_STARTUP_SECONDS, shutdown_kernel="immediate")
     try:
         with client.setup_kernel(cwd=str(path.resolve().parent), env=_environment(mark), stderr=DEVNULL):
             try:

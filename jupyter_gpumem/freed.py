@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from jupyter_gpumem.holders import LeakReport
-from jupyter_gpumem.snapshot import DeviceSnapshot
+from jupyter_gpumem.readings import DeviceSnapshot
 
 StepKey = Literal["names", "outputs", "error", "debugger", "code", "garbage", "workspaces", "cache"]
 

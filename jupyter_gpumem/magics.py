@@ -143,7 +143,7 @@ class GpuMem(Magics, GpuMemConfig):
             %%gpu_fit batch_size --search --margin 5%
         """
         options = gpu_fit_parser().parse_line(line)
-        from jupyter_gpumem.fit import fit_cell
+        from jupyter_gpumem.fitting import fit_cell
         from jupyter_gpumem.render.fit import fit_page
 
         report = fit_cell(self.shell, cell, **vars(options))
@@ -151,7 +151,7 @@ class GpuMem(Magics, GpuMemConfig):
         show(self.shell, fit_page(report))
 
     def _account(self, _options: Namespace) -> None:
-        from jupyter_gpumem.account import take_account
+        from jupyter_gpumem.accounts import take_account
         from jupyter_gpumem.render.account import account_page
 
         show(self.shell, account_page(take_account(self.shell)))
@@ -185,7 +185,7 @@ class GpuMem(Magics, GpuMemConfig):
         self.shell.display_pub.publish({"text/plain": text, "image/png": png(figure)})
 
     def _leaks(self, options: Namespace) -> None:
-        from jupyter_gpumem.leaks import find_leaks
+        from jupyter_gpumem.leak_report import find_leaks
         from jupyter_gpumem.render.leaks import leaks_page
 
         devices = current_probe().devices()
@@ -195,19 +195,19 @@ class GpuMem(Magics, GpuMemConfig):
         show(self.shell, leaks_page(report, limit=options.n))
 
     def _advise(self, _options: Namespace) -> None:
-        from jupyter_gpumem.advise import advise
+        from jupyter_gpumem.advice import advise
         from jupyter_gpumem.render.advise import advise_page
 
         show(self.shell, advise_page(advise(self.shell)))
 
     def _mark(self, options: Namespace) -> None:
-        from jupyter_gpumem.leaks import mark
+        from jupyter_gpumem.leak_report import mark
 
         self.marks[options.name] = mark(self.shell)
         show(self.shell, _sentence(f"marked {options.name}", f"%gpumem diff {options.name}"))
 
     def _diff(self, options: Namespace) -> None:
-        from jupyter_gpumem.leaks import diff
+        from jupyter_gpumem.leak_report import diff
         from jupyter_gpumem.render.leaks import diff_page
 
         known = self.marks.get(options.name)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from jupyter_gpumem import allocator
 from jupyter_gpumem.device import current_probe
 from jupyter_gpumem.freed import Change, FreeReport, FreeStep, StepKey
-from jupyter_gpumem.snapshot import DeviceSnapshot
+from jupyter_gpumem.readings import DeviceSnapshot
 
 _ORDER: tuple[StepKey, ...] = (
     "names",

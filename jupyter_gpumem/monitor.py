@@ -13,9 +13,9 @@ from jupyter_gpumem.device import CudaProbe, current_probe, limit_bytes
 from jupyter_gpumem.parts import Neighbour
 from jupyter_gpumem.peaks import tracker
 from jupyter_gpumem.processes import ProcessName, name_processes
+from jupyter_gpumem.readings import DeviceSnapshot, MemoryProbe
 from jupyter_gpumem.render.chart import CellMark, Chart
 from jupyter_gpumem.sampler import SPAN_SECONDS, History
-from jupyter_gpumem.snapshot import DeviceSnapshot, MemoryProbe
 
 _OTHERS_SECONDS = 5.0  # between two questions to NVML: they cost milliseconds on a real driver
 _HOST_STEP = 1024**2

@@ -4,8 +4,8 @@ import threading
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from jupyter_gpumem.account import Account, take_account
-from jupyter_gpumem.advise import Advice, Shortage, advise
+from jupyter_gpumem.accounts import Account, take_account
+from jupyter_gpumem.advice import Advice, Shortage, advise
 from jupyter_gpumem.allocator import read_layouts
 from jupyter_gpumem.cells import CellRecord
 from jupyter_gpumem.device import CudaProbe, cuda_started, current_probe, limit_bytes, torch_module
@@ -17,7 +17,7 @@ from jupyter_gpumem.failures import (
     total_bytes,
     worker_of,
 )
-from jupyter_gpumem.leaks import find_leaks
+from jupyter_gpumem.leak_report import find_leaks
 from jupyter_gpumem.observer import observer
 from jupyter_gpumem.where import Place, find_place, running_spots, traceback_spots
 

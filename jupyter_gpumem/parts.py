@@ -9,7 +9,7 @@ from jupyter_gpumem.allocator import Layout, has_context
 from jupyter_gpumem.device import cuda_started
 from jupyter_gpumem.next_step import NextStep
 from jupyter_gpumem.processes import ProcessName, name_processes
-from jupyter_gpumem.snapshot import DeviceSnapshot, MemoryProbe
+from jupyter_gpumem.readings import DeviceSnapshot, MemoryProbe
 
 Level = Literal["allocated", "reserved", "process", "total"]
 

@@ -16,7 +16,7 @@ from jupyter_gpumem.parts import (
     look_around,
     whole_account,
 )
-from jupyter_gpumem.snapshot import DeviceSnapshot, MemoryProbe
+from jupyter_gpumem.readings import DeviceSnapshot, MemoryProbe
 
 _AROUND_SECONDS = 5.0  # between two questions to NVML: they cost milliseconds on a real driver
 _CHEAP_SECONDS = 0.001  # a layout read in less is read whenever memory has moved

@@ -18,7 +18,7 @@ from jupyter_gpumem.freed import (
     StepKey,
 )
 from jupyter_gpumem.holders import Holder, LeakReport, Release
-from jupyter_gpumem.leaks import find_leaks
+from jupyter_gpumem.leak_report import find_leaks
 from jupyter_gpumem.meter import Meter
 from jupyter_gpumem.names import check_names, delete_names, names_holding, other_names
 from jupyter_gpumem.reach import Reach

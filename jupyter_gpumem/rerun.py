@@ -176,9 +176,7 @@ def _compile(shell: "InteractiveShell", body: str) -> tuple[CodeType, CodeType |
         if part is not None
     ]
     if any(code.co_flags & inspect.CO_COROUTINE for code in codes):
-        raise GpuMemError(
-            "the cell awaits at top level and cannot be run again here; move that to another cell"
-        )
+        raise GpuMemError("the cell awaits at top level and cannot be run again here; move that to another cell")
     return codes[0], codes[1] if last is not None else None
 
 

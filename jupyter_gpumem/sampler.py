@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jupyter_gpumem.snapshot import DeviceSnapshot
+from jupyter_gpumem.readings import DeviceSnapshot
 
 SPAN_SECONDS = 3600.0
 """How far back a history reaches."""

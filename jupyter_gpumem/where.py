@@ -89,9 +89,7 @@ def find_place(shell: "InteractiveShell | None", spots: Sequence[Spot]) -> Place
     spots = spots[start:]
     users = [(frame, line) for frame, line in spots if _is_users(frame, cells)]
     # the last one: the body of a cell that a magic runs comes after the call of the magic
-    line = next(
-        (line for frame, line in reversed(users) if _is_cell(frame, cells) and not _is_function(frame)), None
-    )
+    line = next((line for frame, line in reversed(users) if _is_cell(frame, cells) and not _is_function(frame)), None)
     inner = next(((frame, line) for frame, line in reversed(users) if _is_function(frame)), None)
     module = _module_path(shell, spots, [frame for frame, _line in users])
     if inner is None:
@@ -137,18 +135,11 @@ def _child_path(path: str, key: str, *, indexed: bool, keyed: bool) -> str:
     return f"{path}[{key}]" if indexed and key.isdecimal() else f"{path}.{key}"
 
 
-def _module_path(
-    shell: "InteractiveShell | None", spots: Sequence[Spot], users: Sequence[FrameType]
-) -> str | None:
+def _module_path(shell: "InteractiveShell | None", spots: Sequence[Spot], users: Sequence[FrameType]) -> str | None:
     torch = torch_module()
     if torch is None:
         return None
-    inner = [
-        own
-        for frame, _line in spots
-        if _may_be_method(frame)
-        if (own := _own_module(frame, torch)) is not None
-    ]
+    inner = [own for frame, _line in spots if _may_be_method(frame) if (own := _own_module(frame, torch)) is not None]
     if not inner:
         return None
     namespaces = [] if shell is None else [shell.user_ns]

@@ -132,7 +132,7 @@ def _tensors(count: int) -> list[Any]:
 
 
 def _report() -> None:
-    from jupyter_gpumem.leaks import find_leaks
+    from jupyter_gpumem.leak_report import find_leaks
 
     assert find_leaks(budget_seconds=None).complete
 

@@ -7,7 +7,7 @@ import torch
 
 from jupyter_gpumem import release
 from jupyter_gpumem.holders import Holder, LeakReport
-from jupyter_gpumem.leaks import find_leaks
+from jupyter_gpumem.leak_report import find_leaks
 from tests.conftest import Shell
 
 MIB = 1024**2

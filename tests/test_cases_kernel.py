@@ -5,7 +5,7 @@ from tests.conftest import Kernel
 MIB = 1024**2
 PREPARE = """
 import torch, gc
-from jupyter_gpumem.leaks import find_leaks
+from jupyter_gpumem.leak_report import find_leaks
 def T(n=1 << 18): return torch.empty(n, device="cuda")
 def held():
     return {holder.path: holder.keeps_bytes for holder in find_leaks(get_ipython()).holders}

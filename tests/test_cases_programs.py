@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from jupyter_gpumem.leaks import find_leaks
+from jupyter_gpumem.leak_report import find_leaks
 from tests.conftest import Shell
 
 

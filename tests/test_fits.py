@@ -240,9 +240,7 @@ def test_the_command_prints_json(tmp_path: Path) -> None:
 def test_a_page_names_the_holders_of_what_is_there_when_it_runs_out() -> None:
     device = FitsDevice("GPU 0", 3 * GIB, 2 * GIB, 3 * GIB, 3 * GIB)
     cell = FitsCell(1, "train()", "OutOfMemoryError", 1.5, (device,), 0, 2)
-    failure = FitsFailure(
-        1, "cell 1 line 1, in model.layers[3]", GIB, 512 * MIB, ((2 * GIB, "losses[0..99]"),)
-    )
+    failure = FitsFailure(1, "cell 1 line 1, in model.layers[3]", GIB, 512 * MIB, ((2 * GIB, "losses[0..99]"),))
     report = FitsReport("a.ipynb", 4 * GIB, 1, "does not fit", (cell,), failure)
     assert to_text(fits_page(report)).splitlines()[:10] == [
         "a.ipynb on a card of 4.00 GiB",

@@ -13,14 +13,14 @@ PACKAGE = Path(__file__).parents[1] / "jupyter_gpumem"
 
 # a module imports from its own layer and from those before it, never from a later one
 LAYERS = {
-    "values": "errors sizes snapshot cards holders freed",
+    "values": "errors sizes readings cards holders freed",
     "sources": """
         allocator attributes blocks device failures frames graph heap nvml observer peaks processes reach simgpu
         simgpu.build simgpu.locate tensors
     """,
     "work": """
-        account activations advise cells cuts cutting cycles describe dominators explain fit fits held history holdings
-        leaks lines literals meter names next_step oom parts passes paths provenance quick referrers rehearsal
+        accounts activations advice cells cuts cutting cycles describe dominators explain fits fitting held history
+        holdings leak_report literals meter names next_step oom parts passes paths provenance quick referrers rehearsal
         release remedies rerun roots scene search shares trails unreached variables where
     """,
     "show": """

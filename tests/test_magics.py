@@ -255,7 +255,9 @@ def test_an_error_that_a_mistake_came_after_can_still_be_freed(loaded: Shell, mi
     assert torch.cuda.memory_allocated() == 0
 
 
-@pytest.mark.parametrize("line", ["%gpumem", "%gpumem leaks", "%gpumem advise", "%gpumem mark m", "%gpu_free --dry-run"])
+@pytest.mark.parametrize(
+    "line", ["%gpumem", "%gpumem leaks", "%gpumem advise", "%gpumem mark m", "%gpu_free --dry-run"]
+)
 def test_looking_frees_no_garbage(loaded: Shell, line: str) -> None:
     loaded.run(line)  # its modules are imported
     loaded.run("class N: pass\na = N(); a.me = a; a.t = take(64); del a")

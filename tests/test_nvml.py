@@ -7,6 +7,7 @@ import torch
 
 from jupyter_gpumem import nvml, simgpu
 from jupyter_gpumem.nvml import ProcessUse
+from tests.alone import run_alone
 
 GIB = 1024**3
 CONTEXT_BYTES = 512 * 1024**2
@@ -32,10 +33,15 @@ def test_a_device_is_read_whole() -> None:
 
 
 def test_a_device_this_process_is_not_on_tells_what_the_others_hold() -> None:
-    simgpu.configure(other_processes=[(4242, GIB, 2)])
-    use = nvml.read_device(2)
-    assert use is not None
-    assert (use.own_bytes, use.used_bytes, use.pids_visible) == (0, GIB, True)
+    # in a process of its own: here an earlier test may have used the device
+    code = """
+        from jupyter_gpumem import nvml, simgpu
+        simgpu.activate("24GiB", devices=2)
+        simgpu.configure(other_processes=[(4242, 1 << 30, 1)])
+        use = nvml.read_device(1)
+        print(use.own_bytes, use.used_bytes, use.pids_visible)
+    """
+    assert run_alone(code) == f"0 {GIB} True\n"
 
 
 @pytest.mark.parametrize("fault", simgpu.NVML_FAULTS)

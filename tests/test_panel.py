@@ -16,8 +16,8 @@ from jupyter_gpumem.holders import DeviceLeaks, Holder, LeakReport, Release
 from jupyter_gpumem.monitor import Monitor
 from jupyter_gpumem.panel import Panel, actions
 from jupyter_gpumem.processes import ProcessName
+from jupyter_gpumem.readings import DeviceSnapshot
 from jupyter_gpumem.release import Change, FreeReport, FreeStep
-from jupyter_gpumem.snapshot import DeviceSnapshot
 from jupyter_gpumem.subshell import let_clicks_use_the_subshell
 
 MIB = 1024**2
@@ -446,10 +446,10 @@ def leak_report(*holders: Holder, in_use: tuple[Holder, ...] = ()) -> LeakReport
 @pytest.fixture
 def looked(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Setup]:
     """Press Find leaks, and let it find what the test gives."""
-    monkeypatch.setattr("jupyter_gpumem.account.take_account", lambda _shell: ())
+    monkeypatch.setattr("jupyter_gpumem.accounts.take_account", lambda _shell: ())
 
     def look(report: LeakReport) -> Setup:
-        monkeypatch.setattr("jupyter_gpumem.leaks.find_leaks", lambda _shell, **_options: report)
+        monkeypatch.setattr("jupyter_gpumem.leak_report.find_leaks", lambda _shell, **_options: report)
         setup.click("Find leaks")
         return setup
 
@@ -497,7 +497,9 @@ def test_release_acts_on_its_row_and_looks_again(looked: Callable[..., Setup], m
 
     monkeypatch.setattr("jupyter_gpumem.release.release_holder", release)
     setup = looked(leak_report(holder("a", MIB), holder("b", MIB)))
-    monkeypatch.setattr("jupyter_gpumem.leaks.find_leaks", lambda _shell, **_options: leak_report(holder("a", MIB)))
+    monkeypatch.setattr(
+        "jupyter_gpumem.leak_report.find_leaks", lambda _shell, **_options: leak_report(holder("a", MIB))
+    )
     press(setup, 1)
     assert released == ["b"]
     assert len(setup.panel._actions._holders.rows) == 1

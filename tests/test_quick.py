@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from jupyter_gpumem import simgpu
-from jupyter_gpumem.account import Account, quick_account
+from jupyter_gpumem.accounts import Account, quick_account
 from jupyter_gpumem.quick import QuickAccounts
+from tests.alone import run_alone
 from tests.conftest import empty_gpu
 
 MIB = 1024**2
@@ -104,10 +105,18 @@ def test_a_costly_look_at_the_blocks_is_not_taken_each_time() -> None:
 
 
 def test_a_device_without_a_context_is_read_from_nvml_and_not_woken() -> None:
-    simgpu.configure(other_processes=[(4242, GIB, 2)])
-    account = QuickAccounts(Clock(), Cost(0)).read(2)
-    assert (sizes(account)["others"], account.process_bytes) == (GIB, 0)
-    assert not torch._C._cuda_hasPrimaryContext(2)
+    # in a process of its own: here an earlier test may have woken the device
+    code = """
+        from jupyter_gpumem import simgpu
+        simgpu.activate("24GiB", devices=2)
+        simgpu.configure(other_processes=[(4242, 1 << 30, 1)])
+        import torch
+        from jupyter_gpumem.quick import quick_account
+        torch.empty(1, device="cuda:0")
+        account = quick_account(1)
+        print(account.part("others").nbytes, account.process_bytes, torch._C._cuda_hasPrimaryContext(1))
+    """
+    assert run_alone(code) == f"{GIB} 0 False\n"
 
 
 @pytest.mark.parametrize("fault", simgpu.NVML_FAULTS)

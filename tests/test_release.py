@@ -11,7 +11,7 @@ import torch
 from jupyter_gpumem.errors import GpuMemError
 from jupyter_gpumem.freed import CACHE_WAITS, CAPTURE_KEEPS_CACHE, GRAPH_KEEPS_WORKSPACES
 from jupyter_gpumem.holders import Holder, Release
-from jupyter_gpumem.leaks import find_leaks
+from jupyter_gpumem.leak_report import find_leaks
 from jupyter_gpumem.release import FreeReport, free, free_cache, free_running, release_holder
 from tests.conftest import Kernel, Shell, empty_gpu
 

@@ -1,8 +1,8 @@
 from jupyter_gpumem.freed import GRAPH_KEEPS_WORKSPACES, Change, FreeReport, FreeStep
 from jupyter_gpumem.holders import DeviceLeaks, Holder, LeakReport
+from jupyter_gpumem.readings import DeviceSnapshot
 from jupyter_gpumem.render.free import free_page
 from jupyter_gpumem.render.layout import to_html, to_text
-from jupyter_gpumem.snapshot import DeviceSnapshot
 
 MIB = 1024**2
 GIB = 1024**3

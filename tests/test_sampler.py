@@ -2,8 +2,8 @@ import threading
 
 import pytest
 
+from jupyter_gpumem.readings import DeviceSnapshot
 from jupyter_gpumem.sampler import History, Sample, Sampler
-from jupyter_gpumem.snapshot import DeviceSnapshot
 
 
 def snapshot(allocated: int, device: int = 0, used: int | None = None) -> DeviceSnapshot:

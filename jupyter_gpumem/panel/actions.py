@@ -158,8 +158,8 @@ class Actions:
 
     def _look(self) -> "LeakReport":
         """Search, and show the account of the chosen device and the holders of all."""
-        from jupyter_gpumem.account import take_account
-        from jupyter_gpumem.leaks import find_leaks
+        from jupyter_gpumem.accounts import take_account
+        from jupyter_gpumem.leak_report import find_leaks
 
         report = find_leaks(self._shell, budget_seconds=self._budget_seconds())
         device = self._device()

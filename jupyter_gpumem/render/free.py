@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator
 
 from jupyter_gpumem.freed import FreeReport, FreeStep
 from jupyter_gpumem.holders import Holder, LeakReport
+from jupyter_gpumem.readings import DeviceSnapshot
 from jupyter_gpumem.render.layout import Block, Page, Row, Span, code, delta, exact, quiet, shorten, size
 from jupyter_gpumem.sizes import format_bytes
-from jupyter_gpumem.snapshot import DeviceSnapshot
 
 _ITEMS_WIDTH = 36
 _PATH_WIDTH = 50

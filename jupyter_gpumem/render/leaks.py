@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from jupyter_gpumem.holders import DeviceLeaks, Holder, LeakReport, Part, Unexplained
-from jupyter_gpumem.leaks import LeakDiff
+from jupyter_gpumem.leak_report import LeakDiff
 from jupyter_gpumem.render.layout import Block, Page, Row, Span, code, exact, quiet, shorten
 from jupyter_gpumem.sizes import format_bytes
 

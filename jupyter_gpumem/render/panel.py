@@ -10,10 +10,10 @@ from jupyter_gpumem.cells import CellRecord
 from jupyter_gpumem.holders import Holder
 from jupyter_gpumem.monitor import Reading, Use
 from jupyter_gpumem.parts import Account, Neighbour
+from jupyter_gpumem.readings import DeviceSnapshot
 from jupyter_gpumem.render.account import describe_part
 from jupyter_gpumem.render.layout import exact, shorten
 from jupyter_gpumem.sizes import format_bytes
-from jupyter_gpumem.snapshot import DeviceSnapshot
 
 _PATH_CHARACTERS = 160
 _SIMULATED = '<span class=gm-badge title="Memory behaves as on a device; computed values are not real">simulated</span>'

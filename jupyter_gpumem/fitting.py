@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jupyter_gpumem.cuts import cut_error
+from jupyter_gpumem.cuts import cut_error, running_shell
 from jupyter_gpumem.errors import GpuMemError
 from jupyter_gpumem.rerun import CellBody
 from jupyter_gpumem.search import FitAttempt, FitReport, Plan, find_fit
@@ -127,6 +127,7 @@ class _FunctionTrial:
 
     def undo(self) -> tuple[str, ...]:
         self._result = None
+        cut_error(running_shell())  # as in a cell: see below
         return ()
 
     def restore(self) -> None:

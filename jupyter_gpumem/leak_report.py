@@ -15,10 +15,10 @@ from jupyter_gpumem.graph import plain_reads
 from jupyter_gpumem.heap import Clock, Heap, OutOfTimeError, scan
 from jupyter_gpumem.holders import DeviceLeaks, Holder, LeakReport, Unexplained
 from jupyter_gpumem.holdings import bytes_held_by
+from jupyter_gpumem.readings import MemoryProbe
 from jupyter_gpumem.referrers import held_graph
 from jupyter_gpumem.roots import Roots
 from jupyter_gpumem.shares import Shares
-from jupyter_gpumem.snapshot import MemoryProbe
 from jupyter_gpumem.tensors import Key, LiveTensors, live_tensors
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from jupyter_gpumem.errors import GpuMemError
-from jupyter_gpumem.fit import FitAttempt, FitReport, fit
+from jupyter_gpumem.fitting import FitAttempt, FitReport, fit
 from jupyter_gpumem.render.fit import fit_page
 from jupyter_gpumem.render.layout import to_html, to_text
 from tests.conftest import DEVICE_BYTES, Outputs, Shell, empty_gpu
@@ -14,9 +14,7 @@ from tests.conftest import DEVICE_BYTES, Outputs, Shell, empty_gpu
 GIB = 1024**3
 MIB = 1024**2
 CONTEXT = 512 * MIB
-SETUP = (
-    "import torch; GIB = 1 << 30\ndef take(n): return torch.empty(int(n), dtype=torch.uint8, device='cuda')"
-)
+SETUP = "import torch; GIB = 1 << 30\ndef take(n): return torch.empty(int(n), dtype=torch.uint8, device='cuda')"
 
 
 @pytest.fixture(autouse=True)

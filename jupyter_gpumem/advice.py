@@ -10,13 +10,13 @@ from itertools import groupby
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpumem.account import Account, take_account
+from jupyter_gpumem.accounts import Account, take_account
 from jupyter_gpumem.attributes import plain_attribute, type_name
 from jupyter_gpumem.blocks import read_blocks
 from jupyter_gpumem.device import cuda_started, torch_module
 from jupyter_gpumem.heap import Clock, Heap, OutOfTimeError, collector_paused, type_namespace
 from jupyter_gpumem.holders import Holder, LeakReport
-from jupyter_gpumem.leaks import find_leaks
+from jupyter_gpumem.leak_report import find_leaks
 from jupyter_gpumem.passes import find_blocks, parameters_of
 from jupyter_gpumem.roots import Roots
 from jupyter_gpumem.scene import Scene

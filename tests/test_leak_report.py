@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from jupyter_gpumem.leaks import bytes_held_by, diff, find_leaks, mark
+from jupyter_gpumem.leak_report import bytes_held_by, diff, find_leaks, mark
 from tests.conftest import Shell, empty_gpu
 
 MIB = 1024**2
@@ -191,7 +191,7 @@ def test_an_interrupt_leaves_the_collector_as_it_was(shell: Shell) -> None:
 
     shell.ns["x"] = tensor()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jupyter_gpumem.leaks.Clock", Slow)
+        patch.setattr("jupyter_gpumem.leak_report.Clock", Slow)
         with pytest.raises(KeyboardInterrupt) as interrupted:
             find_leaks(shell.ip, progress=interrupt)
     assert gc.isenabled()

@@ -21,8 +21,8 @@ from jupyter_gpumem.parts import (
 )
 from jupyter_gpumem.quick import quick_account
 from jupyter_gpumem.reach import Reach
+from jupyter_gpumem.readings import DeviceSnapshot, MemoryProbe
 from jupyter_gpumem.sizes import format_bytes
-from jupyter_gpumem.snapshot import DeviceSnapshot, MemoryProbe
 from jupyter_gpumem.tensors import Census, LiveStorage, take_census
 
 if TYPE_CHECKING:

@@ -1,20 +1,18 @@
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from jupyter_gpumem import simgpu
-from jupyter_gpumem.account import NO_BLOCKS, Account, take_account
+from jupyter_gpumem.accounts import NO_BLOCKS, Account, take_account
 from jupyter_gpumem.blocks import Block
 from jupyter_gpumem.explain import explain
 from jupyter_gpumem.next_step import best_step
 from jupyter_gpumem.parts import outer_parts
 from jupyter_gpumem.tensors import Census, LiveStorage
+from tests.alone import run_alone
 from tests.conftest import Shell, empty_gpu
 
 MIB = 1024**2
@@ -226,7 +224,7 @@ def test_an_allocator_that_shows_no_blocks_leaves_the_cache_undivided(
 
 def test_a_scan_cut_short_leaves_allocated_memory_undivided(monkeypatch: pytest.MonkeyPatch) -> None:
     cut = Census("cuda", (), False, ("the time budget ended the search (heap)",))
-    monkeypatch.setattr("jupyter_gpumem.account.take_census", lambda **_options: cut)
+    monkeypatch.setattr("jupyter_gpumem.accounts.take_census", lambda **_options: cut)
     kept = torch.empty(MIB, device="cuda")
     account = account_of(0)
     check_sums(account)
@@ -275,20 +273,8 @@ def test_the_next_step_knows_what_ipython_keeps(shell: Shell) -> None:
     assert steps[2].text.endswith("some kept by Out[7] and the last error")
 
 
-def run_alone(code: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **environment},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 SIMULATED = "from jupyter_gpumem import simgpu; simgpu.activate('24GiB', devices=2); import torch\n"
-TAKE = "from jupyter_gpumem.account import take_account; accounts = take_account()\n"
+TAKE = "from jupyter_gpumem.accounts import take_account; accounts = take_account()\n"
 
 
 def test_before_cuda_starts_nothing_is_started_and_the_others_are_told() -> None:
