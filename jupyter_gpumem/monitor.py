@@ -99,7 +99,7 @@ class Monitor:
         if not isinstance(probe, CudaProbe):
             return probe.snapshot(device)
         # the plain counters: merging the user's folded peaks into them would cost, and no peak is read here
-        counters = tracker._raw(device)
+        counters = tracker.raw(device)
         self._count_out_of_memory(device, counters, now)
         return probe.snapshot_of(device, counters)
 

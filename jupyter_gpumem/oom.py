@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _ACCOUNTS = 4  # moments of one cell that get an account: it costs a scan of the heap
 _HOLDERS = 8
 
-Cause = Literal["larger than the device", "fragmented", "limit", "other processes", "full"]
+Cause = Literal["larger than the device", "fragmented", "limit", "other processes", "full", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,9 @@ class OomMoment:
     @property
     def cause(self) -> Cause:
         """Why the request failed."""
-        asked, free = self.asked_bytes or 0, self.free_bytes or 0
+        if self.asked_bytes is None or self.free_bytes is None:
+            return "unknown"
+        asked, free = self.asked_bytes, self.free_bytes
         if self.total_bytes is not None and asked > self.total_bytes:
             return "larger than the device"
         if self.limit_bytes is not None and asked <= free:

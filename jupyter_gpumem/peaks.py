@@ -149,14 +149,14 @@ class PeakTracker:
     def open(self, devices: tuple[int, ...], *, exact: bool = True) -> Scope:
         """Begin a scope; where ``exact`` the peaks of ``devices`` are folded, then reset."""
         with self._lock:
-            before = {device: self._raw(device) for device in devices}
+            before = {device: self.raw(device) for device in devices}
             exact = exact and bool(self._originals)
             if exact:
                 for device, reading in before.items():
                     if not _at_peak(reading):
                         self._fold_and_reset(device, reading)
                         # read again, so that a scope in which nothing happens ends as it began
-                        before[device] = self._raw(device)
+                        before[device] = self.raw(device)
             scope = Scope(before, exact)
             self._scopes.add(scope)
             return scope
@@ -164,12 +164,13 @@ class PeakTracker:
     def close(self, scope: Scope, devices: tuple[int, ...]) -> Scope:
         """End a scope, with the devices that are there now; needs no reset."""
         with self._lock:
-            scope.end({device: self._raw(device) for device in devices})
+            scope.end({device: self.raw(device) for device in devices})
             self._scopes.discard(scope)
             self._leave_if_done()
             return scope
 
-    def _raw(self, device: int) -> Counters:
+    def raw(self, device: int) -> Counters:
+        """Read the allocator's own counters, without what was folded for the user; about 12 µs."""
         read = self._originals.get("_cuda_memoryStats") or self._bound_module()._cuda_memoryStats
         counters: Counters = read(device)
         return counters
@@ -218,7 +219,7 @@ class PeakTracker:
             self._restore()
 
     def _user_needs_us(self) -> bool:
-        return any(folds.exceed(self._raw(device)) for device, folds in self._user.items())
+        return any(folds.exceed(self.raw(device)) for device, folds in self._user.items())
 
     def _restore(self) -> None:
         for name, original in self._originals.items():

@@ -244,9 +244,15 @@ def _with_expectations(report: FreeReport, names: tuple[str, ...]) -> FreeReport
     """Add to the steps of a dry run what the holders they cut keep."""
     expected = _expected_bytes(report.held, frozenset(names))
     steps = tuple(replace(step, expected_bytes=expected.get(step.key, 0)) for step in report.steps)
-    garbage = expected.get("garbage", 0)
-    if garbage:
-        steps += (FreeStep("garbage", expected_bytes=garbage),)
+    layouts = allocator.read_layouts() or {}
+    normal = 0 if report.held is None else sum(device.normal_bytes for device in report.held.devices)
+    rest: tuple[tuple[StepKey, int], ...] = (
+        ("garbage", expected.get("garbage", 0)),
+        ("workspaces", 0 if allocator.graph_may_be_alive() else normal),
+        # at least: what the steps before give back empties further segments
+        ("cache", sum(layout.returnable_bytes for layout in layouts.values())),
+    )
+    steps += tuple(FreeStep(key, expected_bytes=nbytes) for key, nbytes in rest if nbytes)
     return replace(report, steps=steps)
 
 

@@ -133,7 +133,7 @@ def _detail(record: CellRecord, change: DeviceChange) -> Block:
     )
     foot = (
         Span(f"{record.seconds or 0:.2f} s", style="quiet"),
-        Span(_device_use(change).text, _device_use(change).title, "quiet"),
+        *((_device_use(change),) if change.moved else ()),
         *_flags(record, first=True),
     )
     # the foot is a sentence, not a row of the table: joined so that it widens no column

@@ -23,7 +23,7 @@ _STEPS = {
     "code": ("{}", "would run {}"),
     "garbage": ("garbage", "would collect garbage"),
     "workspaces": ("library workspaces", "would release library workspaces"),
-    "cache": ("cache", "would return the cache"),
+    "cache": ("cache", "would return the cache, at least"),
 }
 
 

@@ -60,6 +60,7 @@ def _cause(moment: OomMoment) -> str:
         "fragmented": "fragmented: there is enough free memory, in pieces that are too small",
         "limit": f"this process may take {format_bytes(moment.limit_bytes)} at most: its own limit",
         "other processes": f"other processes hold {format_bytes(others)}: without them it would have fitted",
+        "unknown": "the error does not say how much was asked for and was free",
         "full": f"the device is full: {format_bytes(_missing(moment))} too little",
     }[moment.cause]
 
