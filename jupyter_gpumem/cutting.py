@@ -225,6 +225,11 @@ class Cutter:
             sets.setdefault(holders, []).append(node)
         for holders, nodes in sets.items():
             owners = tuple(self._shares.graph.holders[holder] for holder in sorted(holders))
+            classes = [owner for owner in owners if owner.kind == "class"]
+            if classes and len(nodes) == 1 and issubclass(type(self._shares.graph.objects[nodes[0]]), type):
+                # names come and go, a class hardly ever: its attributes are let go one by one
+                yield from self._split(nodes[0], classes[0])
+                continue
             share = self._shares.share(nodes[0], owners)
             for node in nodes[1:]:
                 for device in self._shares.devices:

@@ -316,7 +316,8 @@ class Describer:
 
     def _shared(self, share: Share, device: int) -> tuple[int, tuple[str, ...]]:
         """Return what a single holder reaches and others too, told once for each holder."""
-        if len(share.holders) != 1:
+        # a class is told attribute by attribute: each gives back its own
+        if len(share.holders) != 1 or share.holders[0].kind == "class":
             return 0, ()
         holder = share.holders[0].node
         if holder in self._shared_told and not share.in_use:

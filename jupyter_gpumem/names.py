@@ -42,7 +42,7 @@ def check_names(shell: "InteractiveShell | None", names: Iterable[str]) -> tuple
 def _check(shell: "InteractiveShell", name: str) -> None:
     if not name.isidentifier():
         raise GpuMemError(f"{name!r} is not a variable's name; del {name} first, then %gpu_free")
-    if _IPYTHON.fullmatch(name):
+    if is_ipythons(name):
         raise GpuMemError(
             f"{name} belongs to IPython; %gpu_free without names lets its GPU results go. If you bound it: del {name}"
         )
@@ -64,8 +64,13 @@ def user_variables(shell: "InteractiveShell") -> list[tuple[str, Any]]:
     return [
         (name, value)
         for name, value in list(shell.user_ns.items())
-        if not _IPYTHON.fullmatch(name) and not (name in hidden and hidden[name] is value)
+        if not is_ipythons(name) and not (name in hidden and hidden[name] is value)
     ]
+
+
+def is_ipythons(name: str) -> bool:
+    """Tell whether a name is one that IPython binds, whoever bound it last."""
+    return _IPYTHON.fullmatch(name) is not None
 
 
 def program_kind(value: object) -> str | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from jupyter_gpumem.holders import Release
 from jupyter_gpumem.literals import is_plain_name
+from jupyter_gpumem.names import is_ipythons
 from jupyter_gpumem.sizes import format_bytes
 
 _ROUND_BYTES = 512  # what the caching allocator rounds small requests up to
@@ -72,8 +73,8 @@ def free(*names: str, in_shell: bool) -> str:
 
 
 def _drop(situation: Situation, name: str) -> tuple[str, tuple[Release, ...]]:
-    """Return how a variable goes: ``%gpu_free`` deletes data only, never a function or a class."""
-    if situation.is_data:
+    """Return how a variable goes: ``%gpu_free`` deletes data only, and no name of IPython's."""
+    if situation.is_data and not (situation.in_shell and is_ipythons(name)):
         return free(name, in_shell=situation.in_shell), (Release("variables", names=(name,)),)
     return f"del {name}", (Release("code", code=f"del {name}"),)
 

@@ -140,9 +140,16 @@ class Roots:
 
     def _variable(self, name: object, value: object) -> Slot:
         text = name if type(name) is str else "…"
-        if self._shell is not None and _OUTPUT_NAME.fullmatch(text):
+        if self._shell is not None and _OUTPUT_NAME.fullmatch(text) and self._is_output(text, value):
             return _copy_of_output(text, value)
         return Slot(value, ("variable", text), "variable", text, text if _is_name(name) else None)
+
+    def _is_output(self, name: str, value: object) -> bool:
+        """Tell IPython's copy of a result from a value that the user bound to its name: ``_, index = x.max(0)``."""
+        if self._shell is None:
+            return False
+        copies = [self._shell.user_ns_hidden.get(name), getattr(self._shell.displayhook, name, None)]
+        return any(value is copy for copy in copies)
 
     def _classes(self, cone: Mapping[int, Any]) -> Iterator[Slot]:
         for item in cone.values():

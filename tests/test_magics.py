@@ -265,3 +265,22 @@ def test_looking_frees_no_garbage(loaded: Shell, line: str) -> None:
     assert torch.cuda.memory_allocated() == 64 * MIB
     gc.collect()
     assert torch.cuda.memory_allocated() == 0
+
+
+def test_what_the_user_bound_to_an_underscore_is_theirs(loaded: Shell) -> None:
+    loaded.run("_, index = take(64), 1")
+    text = loaded.run("%gpumem leaks").text
+    assert "64.0 MiB   _\n" in text
+    assert "→ del _\n" in text
+    loaded.run("del _")
+    assert torch.cuda.memory_allocated() == 0
+
+
+def test_the_attributes_of_a_class_are_let_go_one_by_one(loaded: Shell) -> None:
+    loaded.run("class Kept:\n    first = take(64)\n    others = [take(32), take(16)]\nother = take(8)")
+    text = loaded.run("%gpumem leaks").text
+    assert "64.0 MiB   Kept.first\n" in text
+    assert "→ del Kept.first\n" in text
+    assert "48.0 MiB   Kept.others[0..1]\n" in text
+    loaded.run("del Kept.first")
+    assert torch.cuda.memory_allocated() == 56 * MIB
