@@ -38,7 +38,7 @@ class CellReports:
         self._requests: dict[int, tuple[str, Options, Namespace]] = {}
         self._above: set[int] = set()
         self._watcher: Watcher | None = None
-        self._table_shown = False
+        self._told_by = ""
         observer.listen(self._out_of_memory)
 
     def cell_started(self, record: CellRecord, raw_cell: str) -> None:
@@ -46,12 +46,14 @@ class CellReports:
         observer.attach()
         if self._watcher is not None:
             self._watcher.cell_started(record)
+        if not record.depth:
+            self._requests.clear()
         options = detail_options(raw_cell)
         if options is None:
             return
         # `%%capture` above `%%gpumem` runs the rest as a cell of its own: that one reports
         for key, (outer, *_rest) in list(self._requests.items()):
-            if raw_cell.strip() in outer:
+            if outer.rstrip().endswith(raw_cell.strip()) and outer.startswith("%%"):
                 del self._requests[key]
         self._requests[id(record)] = (raw_cell, options, Namespace(self._shell.user_ns, held_bytes))
 
@@ -62,16 +64,20 @@ class CellReports:
             self._show_detail(record, request[1], request[2])
         elif record.depth:
             return
-        elif self._config.auto and not self._table_shown:
+        elif self._config.auto and not self._is_told(result):
             self._show_line(record)
-        self._table_shown = False
+        self._told_by = ""
         self._show_out_of_memory(record, result)
         self._show_echo(record, result)
         self._warn(record)
 
-    def leave_out_line(self) -> None:
-        """Show no line after the cell under way: a table has said the same."""
-        self._table_shown = True
+    def leave_out_line(self, magic: str) -> None:
+        """Show no line after a cell that is this magic and nothing else: its table has said the same."""
+        self._told_by = magic
+
+    def _is_told(self, result: Any) -> bool:
+        source = str(getattr(getattr(result, "info", None), "raw_cell", "") or "").strip()
+        return bool(self._told_by) and source.startswith(self._told_by) and "\n" not in source
 
     def close(self) -> None:
         """Hear of no further out-of-memory error."""

@@ -1,6 +1,7 @@
 """The words each magic takes, as argparse parsers whose mistakes are one line."""
 
 import argparse
+import ast
 import difflib
 import keyword
 import shlex
@@ -49,8 +50,8 @@ def gpumem_parser() -> Parser:
     """Return the parser of ``%gpumem``."""
     parser = _parser("%gpumem", "Where GPU memory is now, as an account that sums.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser, help="one of")
-    commands.add_parser("on", help="show a line after each cell that moved GPU memory", prog="%gpumem on")
-    commands.add_parser("off", help="show none", prog="%gpumem off")
+    _command(commands, "on", "show a line after each cell that moved GPU memory")
+    _command(commands, "off", "show none")
     history = _command(commands, "history", "a row a cell; returns an object with to_pandas()")
     history.add_argument("--csv", metavar="FILE", help="write the rows as CSV")
     history.add_argument("--json", metavar="FILE", help="write the records as JSON")
@@ -74,9 +75,10 @@ def gpumem_parser() -> Parser:
     return parser
 
 
-def gpumem_cell_parser() -> Parser:
-    """Return the parser of ``%%gpumem``."""
-    parser = _parser("%%gpumem", "This cell in detail: a table for each device, and what became of the variables.")
+def gpumem_cell_parser(*, with_help: bool = True) -> Parser:
+    """Return the parser of ``%%gpumem``; without help, ``--help`` is a mistake like any other."""
+    text = "This cell in detail: a table for each device, and what became of the variables."
+    parser = _parser("%%gpumem", text, with_help=with_help)
     parser.add_argument("-o", metavar="NAME", type=_identifier, dest="output", help="store the record in NAME")
     parser.add_argument("-q", action="store_true", dest="quiet", help="show nothing (with -o)")
     return parser
@@ -130,8 +132,8 @@ def subparsers_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Argumen
     return {}
 
 
-def _parser(prog: str, description: str) -> Parser:
-    return Parser(prog=prog, description=description, allow_abbrev=False)
+def _parser(prog: str, description: str, *, with_help: bool = True) -> Parser:
+    return Parser(prog=prog, description=description, allow_abbrev=False, add_help=with_help)
 
 
 def _command(commands: "argparse._SubParsersAction[Parser]", name: str, text: str) -> Parser:
@@ -141,7 +143,7 @@ def _command(commands: "argparse._SubParsersAction[Parser]", name: str, text: st
 def _nearest(message: str, parser: argparse.ArgumentParser) -> str:
     """Turn argparse's message into ours."""
     if "invalid choice: " in message:
-        word = message.split("invalid choice: ")[1].split("'")[1]
+        word = ast.literal_eval(message.split("invalid choice: ")[1].rsplit(" (choose from", 1)[0])
         return f"{word}: no such sub-command{did_you_mean(word, list(subparsers_of(parser)))}"
     if message.startswith("unrecognized arguments: "):
         word = message.split(": ", 1)[1].split()[0]

@@ -41,10 +41,7 @@ def _options_of(line: str) -> Namespace | None:
     match = _LINE.match(line)
     if match is None:
         return None
-    text = match["options"] or ""
-    if text.startswith("?") or {"-h", "--help"} & set(text.split()):
-        return None
     try:
-        return gpumem_cell_parser().parse_line(text)
+        return gpumem_cell_parser(with_help=False).parse_line(match["options"] or "")
     except UsageError:
         return None

@@ -66,12 +66,12 @@ class Extension:
         for event, callback in self._events.items():
             with contextlib.suppress(ValueError):
                 shell.events.unregister(event, callback)
-        self.magics.recorder.stop()
         with contextlib.suppress(ValueError):
             shell.input_transformer_manager.cleanup_transforms.remove(strip_magic_line)
         for kind, names in self.magics.magics.items():
             for name in names:
                 shell.magics_manager.magics[kind].pop(name, None)
+        shell.magics_manager.registry.pop(type(self.magics).__name__, None)
         with contextlib.suppress(ValueError):
             shell.configurables.remove(self.magics)  # type: ignore[arg-type]  # IPython says only shells are in it
         for magic in MAGICS:
@@ -80,6 +80,7 @@ class Extension:
             self._formatters()[mime].pop(History, None)
         self.magics.reports.close()
         self.magics.sidebar.close()
+        self.magics.recorder.stop()
         tracker.uninstall()
 
     def _guarded(self, callback: Callable[[Any], None]) -> Callable[[Any], None]:

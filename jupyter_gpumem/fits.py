@@ -132,7 +132,8 @@ def _verdict(cells: list[FitsCell], failure: FitsFailure | None, reason: str | N
         return "does not fit"
     if reason is not None:
         return "could not be run"
-    return "fits at least" if any(cell.sizes_read for cell in cells) else "fits"
+    # a cell that went on after an out-of-memory error did something else than it was written for
+    return "fits at least" if any(cell.sizes_read or cell.failed_requests for cell in cells) else "fits"
 
 
 def _read(path: Path) -> "NotebookNode":

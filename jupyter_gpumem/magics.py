@@ -63,6 +63,7 @@ class GpuMem(Magics, GpuMemConfig):
         super().__init__(shell=shell, **options)
         self.recorder = CellRecorder(exact=lambda: self.peak == "exact")
         self.reports = CellReports(shell, self)
+        self.marks: dict[str, Any] = {}
         self.sidebar = Sidebar(shell, self.recorder, self)
 
     @no_var_expand
@@ -124,9 +125,9 @@ class GpuMem(Magics, GpuMemConfig):
 
         be_quiet = options.pop("quiet")
         report = free(self.shell, **options)
-        self.reports.leave_out_line()
         if not be_quiet:
             show(self.shell, free_page(report))
+            self.reports.leave_out_line("%gpu_free")
 
     @no_var_expand
     @cell_magic
@@ -216,11 +217,6 @@ class GpuMem(Magics, GpuMemConfig):
             raise GpuMemError(f"no mark named {options.name}{near}   → %gpumem mark {options.name}")
         show(self.shell, diff_page(diff(known, self.shell)))
 
-    @functools.cached_property
-    def marks(self) -> dict[str, Any]:
-        """The marks made so far, by name."""
-        return {}
-
     def _panel(self, _options: Namespace) -> None:
         words = self.sidebar.show()
         if words is not None:
@@ -252,7 +248,7 @@ def _amount(text: str) -> int | float | None:
     if text.lower() == "off":
         return None
     if not text.endswith("%"):
-        if text.isdecimal():
+        if text.isdecimal() and int(text):
             raise GpuMemError(f"{text} of what? write {text}% or {text}GiB")
         return parse_bytes(text)
     try:
@@ -271,5 +267,5 @@ def _sentence(text: str, then: str) -> Page:
 def _write(path: str, text: str) -> None:
     try:
         Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise GpuMemError(f"cannot write {path}: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise GpuMemError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from None

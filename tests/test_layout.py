@@ -74,3 +74,7 @@ def test_a_bar_fills_its_width_in_proportion() -> None:
 def test_a_long_path_keeps_both_ends() -> None:
     assert shorten("model.layers[17].attention.weight", 21) == "model.laye…ion.weight"
     assert shorten("short", 21) == "short"
+
+
+def test_an_indented_cell_keeps_its_blanks_in_html() -> None:
+    assert "white-space:nowrap" not in to_html(Page((Block((("  part", size(3), "why"),)),)))

@@ -284,3 +284,18 @@ def test_the_attributes_of_a_class_are_let_go_one_by_one(loaded: Shell) -> None:
     assert "48.0 MiB   Kept.others[0..1]\n" in text
     loaded.run("del Kept.first")
     assert torch.cuda.memory_allocated() == 56 * MIB
+
+
+@pytest.mark.parametrize("options", ["--help;", "-qh", "-hq", "-h"])
+def test_help_in_any_spelling_leaves_the_extension_at_work(loaded: Shell, options: str) -> None:
+    outputs = loaded.run(f"%%gpumem {options}\nran = True")
+    assert outputs.stdout.startswith("usage: %%gpumem")
+    assert "ran" not in loaded.ns
+    assert "(+64.0 MiB)" in loaded.run("x = take(64)").text
+
+
+def test_only_a_cell_that_is_gpu_free_and_nothing_else_goes_without_its_line(loaded: Shell) -> None:
+    loaded.run("x = take(64)")
+    assert "peak" not in loaded.run("%gpu_free x").text
+    assert "(+64.0 MiB)" in loaded.run("%gpu_free\nx = take(64)").text
+    assert "(−64.0 MiB)" in loaded.run("%gpu_free -q x").text

@@ -38,6 +38,11 @@ def verdict(report: FitsReport) -> str:
         return f"does not fit: out of memory in {report.failure.where or f'cell {report.failure.cell}'}"
     if report.verdict == "could not be run":
         return f"could not be run: {report.reason}"
+    failed = [str(cell.number) for cell in report.cells if cell.failed_requests]
+    if failed:
+        return (
+            f"ran to its end, but out of memory on the way: cell {', '.join(failed)} went on without what it asked for"
+        )
     top = max(report.cells, key=lambda cell: cell.peak_bytes, default=None)
     if top is None or not top.peak_bytes:
         return "nothing was put on a GPU" if report.verdict == "fits" else "at least nothing was put on a GPU"

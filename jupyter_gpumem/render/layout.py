@@ -171,7 +171,7 @@ def _html_row(row: Row, columns: int, indent: int) -> str:
         span = _as_span(cell)
         rest = columns - column if column == len(row) - 1 else 1
         left = f"padding-left:{indent}ch;" if column == 0 and indent else ""
-        wrap = "nowrap" if span.right or len(span.text) <= _WORD else "pre-wrap"
+        wrap = "pre" if span.right or len(span.text) <= _WORD else "pre-wrap"
         css = (
             f"text-align:{'right' if span.right else 'left'};padding:1px 1.2em 1px 0;border:none;"
             f"background:none;white-space:{wrap};vertical-align:top;"

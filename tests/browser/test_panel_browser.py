@@ -66,6 +66,14 @@ def test_while_a_cell_runs_the_chart_moves_and_a_click_answers_at_once(lab: Serv
     assert notebook.evaluate("torch.cuda.memory_allocated() == x.nbytes") == "True"
 
 
+def test_run_all_shows_the_panel_while_the_first_long_cell_runs(lab: Server, open_notebook: Open) -> None:
+    notebook = open_notebook(lab, "%load_ext jupyter_gpumem", "import time\ntime.sleep(60)")
+    notebook.start(0)
+    notebook.start(1)
+    notebook.expect_panel()
+    assert notebook.page.locator(".jp-InputPrompt", has_text="[*]").count() == 1
+
+
 def test_without_subshells_a_click_is_visibly_queued_and_two_run_once(lab: Server, open_notebook: Open) -> None:
     notebook = started(
         open_notebook, lab, "import gc\ncalls = []\ngc.callbacks.append(lambda phase, info: calls.append(1))", BUSY

@@ -245,11 +245,18 @@
 
       send(entry, data) {
         if (entry.comm.isDisposed || entry.kernel.isDisposed || entry.kernel.status === 'dead') return;
-        try {
-          entry.comm.send(data);
-        } catch (error) {
-          console.warn(NAME, error);
-        }
+        const go = () => {
+          if (entry.comm.isDisposed || entry.kernel.isDisposed) return;
+          try {
+            entry.comm.send(data);
+          } catch (error) {
+            console.warn(NAME, error);
+          }
+        };
+        // before the comm has its subshell a message would wait behind every queued cell ("Run All")
+        const started = entry.kernel.supportsSubshells && entry.comm.subshellStarted;
+        if (!started) return go();
+        void Promise.race([started, new Promise(resolve => setTimeout(resolve, 2000))]).then(go, go);
       }
     }
 
