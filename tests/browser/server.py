@@ -57,7 +57,8 @@ class Server:
         (self.root / "config" / "labconfig").mkdir(parents=True)
         disabled = {"@jupyterlab/apputils-extension:announcements": True}
         (self.root / "config" / "labconfig" / "page_config.json").write_text(
-            json.dumps({"disabledExtensions": disabled})
+            # where the package is installed, its labextension lies in a folder that every server looks into
+            json.dumps({"disabledExtensions": {**disabled, "jupyter_gpumem": not self.labextension}})
         )
         share = share_folder(self.root, labextension=self.labextension)
         self.port = _free_port()
