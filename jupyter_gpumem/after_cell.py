@@ -71,6 +71,10 @@ class CellReports:
         self._show_echo(record, result)
         self._warn(record)
 
+    def forget_warnings(self) -> None:
+        """Warn anew: what a warning compares with has changed."""
+        self._above.clear()
+
     def leave_out_line(self, magic: str) -> None:
         """Show no line after a cell that is this magic and nothing else: its table has said the same."""
         self._told_by = magic

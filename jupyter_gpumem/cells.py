@@ -17,6 +17,7 @@ from jupyter_gpumem.readings import DeviceSnapshot, MemoryProbe
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult
 
+_HEADS = ("%%gpumem", "%%time", "%%capture", "%%prun")  # lines that say how a cell is run, not what it is
 _RSS_INTERVAL = 0.01  # seconds between samples of the resident set size, in host-memory mode only
 
 
@@ -299,7 +300,7 @@ def _number(result: "ExecutionResult | None") -> int | None:
 
 def _first_line(source: str) -> str:
     lines = (line.strip() for line in source.splitlines())
-    return next((line for line in lines if line and not line.startswith("%%gpumem")), "")[:120]
+    return next((line for line in lines if line and not line.startswith(_HEADS)), "")[:120]
 
 
 @contextmanager

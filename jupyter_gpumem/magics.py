@@ -225,12 +225,15 @@ class GpuMem(Magics, GpuMemConfig):
     def _limit(self, options: Namespace) -> None:
         if options.amount is not None:
             set_limit(_amount(options.amount))
+            self.reports.forget_warnings()
         probe = current_probe()
         rows = []
         for device in probe.devices() if probe.kind == "cuda" else ():
             limit = limit_bytes(device)
-            what = quiet("no limit: the whole device") if limit is None else size(limit)
-            rows.append((Span(probe.label(device), style="quiet"), Span("limit"), what))
+            what = quiet("none: the whole device") if limit is None else size(limit)
+            held = probe.snapshot(device).reserved_bytes
+            over = f"{format_bytes(held)} are reserved already: more fails" if limit and held > limit else ""
+            rows.append((Span(probe.label(device), style="quiet"), Span("limit"), what, Span(over, style="warn")))
         show(self.shell, Page((Block(tuple(rows) or ((quiet("CUDA has not started: no limit is set"),),)),)))
 
     def _simulate(self, options: Namespace) -> None:

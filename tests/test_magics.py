@@ -177,11 +177,12 @@ def test_the_plot_is_a_figure_and_a_file(loaded: Shell, tmp_path: Path) -> None:
 
 def test_a_limit_holds_to_the_byte_and_can_be_taken_off(loaded: Shell) -> None:
     loaded.run("x = take(2)")
-    assert "limit   100 MiB" in loaded.run("%gpumem limit 100MiB").text
+    assert loaded.run("%gpumem limit 100MiB").text.split()[2:5] == ["limit", "100", "MiB"]
     assert loaded.run("y = take(80)").error is None
     assert loaded.run("z = take(40)").error == "OutOfMemoryError"
+    assert "are reserved already: more fails" in loaded.run("%gpumem limit 10MiB").text
     assert "12.0 GiB" in loaded.run("%gpumem limit 50%").text
-    assert "no limit" in loaded.run("%gpumem limit off").text
+    assert "none: the whole device" in loaded.run("%gpumem limit off").text
     assert loaded.run("z = take(40)").error is None
 
 
