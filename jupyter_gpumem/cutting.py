@@ -230,20 +230,31 @@ class Cutter:
                 # names come and go, a class hardly ever: its attributes are let go one by one
                 yield from self._split(nodes[0], classes[0])
                 continue
-            share = self._shares.share(nodes[0], owners)
-            for node in nodes[1:]:
-                for device in self._shares.devices:
-                    share.own[device] += self._shares.under[device][node]
-                    share.count[device] += self._shares.count[device][node]
-            share.nodes = nodes
-            share.keeps = self._shares.keeps(holders)
-            used = sum(self._shares.in_use_total(node) for node in nodes)
-            share.in_use = used * 2 > sum(share.own.values())
-            if len(nodes) == 1 and not share.in_use and not all(owner.kind in _EASY for owner in owners):
-                cut = self._inner_cut(nodes[0])
-                if cut is not None:
-                    share.node, share.inner, share.keeps = cut, True, dict(share.own)
+            share = self._of_several(holders, owners, nodes)
+            if not share.in_use and not all(owner.kind in _EASY for owner in owners):
+                cuts = {node: self._inner_cut(node) for node in nodes}
+                for node, cut in cuts.items():
+                    if cut is not None:
+                        own = self._shares.share(node, owners)
+                        own.node, own.nodes, own.inner = cut, [node], True
+                        yield own
+                nodes = [node for node in nodes if cuts[node] is None]
+                if not nodes:
+                    continue
+                share = self._of_several(holders, owners, nodes)
             yield share
+
+    def _of_several(self, holders: frozenset[int], owners: tuple[RootHolder, ...], nodes: list[int]) -> Share:
+        share = self._shares.share(nodes[0], owners)
+        for node in nodes[1:]:
+            for device in self._shares.devices:
+                share.own[device] += self._shares.under[device][node]
+                share.count[device] += self._shares.count[device][node]
+        share.nodes = nodes
+        share.keeps = self._shares.keeps(holders)
+        used = sum(self._shares.in_use_total(node) for node in nodes)
+        share.in_use = used * 2 > sum(share.own.values())
+        return share
 
     def _inner_cut(self, node: int) -> int | None:
         """Find one reference to cut below the thing that many share, an item rather than an attribute."""

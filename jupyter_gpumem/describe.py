@@ -1,5 +1,6 @@
 """From shares of memory to holders: names, cells, remarks and remedies, as values that hold nothing."""
 
+import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from jupyter_gpumem.provenance import CellFinder
 from jupyter_gpumem.remedies import Remedy, Situation, remedy_for, together
 from jupyter_gpumem.shares import Share, Shares
 from jupyter_gpumem.tensors import TensorFacts, tensor_facts
-from jupyter_gpumem.trails import Trails
+from jupyter_gpumem.trails import Place, Trails
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -58,6 +59,7 @@ class Describer:
         self._graph = shares.graph
         self._torch = torch
         self._in_shell = shell is not None
+        self._variables = vars(sys.modules["__main__"]) if shell is None else shell.user_ns
         self._cells = CellFinder(shell)
         self._trails = Trails(shares, self._cells, torch)
         self._shared_told: set[int] = set()
@@ -146,6 +148,7 @@ class Describer:
         variable = holder.slots[0].text if holder.kind == "variable" and holder.slots[0].code else None
         lead = facts or next((member for member in members if member is not None), None)
         keys = self._shares.live.keys_of(id(item))
+        place = self._trails.place(holder, share.node) if cut.code is not None else Place(None)
         return Situation(
             kind="inner" if share.inner and holder.kind == "variable" else holder.kind,
             cut=cut.code,
@@ -166,7 +169,19 @@ class Describer:
             keeps_graph=sum(share.count.values()) > max(1, len(members)),
             is_data=_is_data(holder.slots[0].target),
             clearable=is_exactly(self._graph.objects[share.node], (list, dict, set, deque)),
+            failed=None if cut.code is None else self._trails.only_traceback(holder, share, end),
+            deletion=place.deletion,
+            is_assignable=place.is_assignable and end == share.node,
+            finalizer=self._finalizer(share),
         )
+
+    def _finalizer(self, share: Share) -> str | None:
+        """Return the variable with the ``weakref.finalize`` that keeps a share, empty where it is in none."""
+        finalizer = self._trails.finalizer(share)
+        if finalizer is None:
+            return None
+        names = (name for name, value in self._variables.items() if value is finalizer)
+        return next((name for name in names if not name.startswith("_")), "")
 
     def _keep_graphs(self, share: Share, members: list[TensorFacts | None]) -> bool:
         """Tell whether some scalars keep more than themselves: after backward() they do not."""

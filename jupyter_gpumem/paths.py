@@ -9,11 +9,18 @@ from dataclasses import dataclass, replace
 from types import CellType, FrameType, FunctionType, MethodType, TracebackType
 from typing import Any
 
-from jupyter_gpumem.attributes import attribute_of, instance_dict, is_instance_dict, type_module, type_name
+from jupyter_gpumem.attributes import (
+    attribute_of,
+    instance_dict,
+    is_instance_dict,
+    plain_attribute,
+    type_module,
+    type_name,
+)
 from jupyter_gpumem.device import torch_module
 from jupyter_gpumem.frames import Suspended, frame_of, is_kept_dict, name_of_local
 from jupyter_gpumem.graph import is_node_type
-from jupyter_gpumem.heap import is_exactly, type_namespace
+from jupyter_gpumem.heap import is_exactly, type_mro, type_namespace
 from jupyter_gpumem.literals import is_plain_name, literal
 
 _CACHE: type = type(functools.lru_cache(lambda: None))
@@ -314,8 +321,10 @@ def _torch(trail: Trail, chain: Sequence[Any], at: int) -> Step | None:
         return trail, 1
     if issubclass(type(parent), torch._C.TensorBase):
         if issubclass(type(child), torch._C.TensorBase) and trail.inside != "graph":
+            fields = type_namespace(torch._C.TensorBase)
             with torch._C.DisableTorchFunction():
-                is_gradient = type_namespace(torch._C.TensorBase)["is_leaf"].__get__(parent)
+                is_base = fields["_base"].__get__(parent) is child
+                is_gradient = not is_base and fields["is_leaf"].__get__(parent)
             words = f"{trail.text}.grad" if is_gradient else f"the base of {trail.text}"
             return trail.at(words, ".grad" if is_gradient else "._base"), 1
         if is_node_type(type(child)):
@@ -373,8 +382,25 @@ def _future(trail: Trail, chain: Sequence[Any], at: int) -> Step:
     return _builtin(trail, chain, at)
 
 
+def _debugger(trail: Trail, chain: Sequence[Any], at: int) -> Step | None:
+    """Go from a debugger to a local variable of the frame it stands at, of which it has the dict."""
+    frame, namespace = (plain_attribute(chain[at], name) for name in ("curframe", "curframe_locals"))
+    if type(frame) is not FrameType or type(namespace) is not dict:
+        return None
+    for place in range(at + 1, min(at + 3, len(chain) - 1)):
+        if chain[place] is namespace:
+            local = (frame, *chain[place + 1 :])
+            named, taken = _local(trail, local, 0, ".curframe.f_locals")
+            return named, place - at + taken
+    return None
+
+
 def _instance(trail: Trail, chain: Sequence[Any], at: int) -> Step:
     parent, child = chain[at], chain[at + 1]
+    if any(type_namespace(base).get("__module__") == "bdb" for base in type_mro(type(parent))):
+        found = _debugger(trail, chain, at)
+        if found is not None:
+            return found
     if type_name(parent) == "ndarray":
         return _array(trail, chain, at)
     if type(parent) is Context:

@@ -1,10 +1,9 @@
 """What to do so that a holder lets go: code for people, and the same as steps for a program."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from jupyter_gpumem.holders import Release
-from jupyter_gpumem.literals import is_plain_name
 from jupyter_gpumem.names import is_ipythons
 from jupyter_gpumem.sizes import format_bytes
 
@@ -16,7 +15,10 @@ class Situation:
     """What is known of a holder when its remedy is chosen.
 
     ``cut`` is the path to what is let go, ``shown`` the one to what it keeps in the end. ``variable`` is the
-    user's variable it begins at; ``whole`` tells that the variable itself is what is let go.
+    user's variable it begins at; ``whole`` tells that the variable itself is what is let go. ``failed`` is an
+    error whose traceback alone keeps it all. ``deletion`` removes the reference ``cut`` ends with, and
+    ``is_assignable`` tells whether what is shown can be set to something else. ``finalizer`` is the name of a
+    ``weakref.finalize`` that keeps it, empty where it has none.
     """
 
     kind: str
@@ -39,7 +41,10 @@ class Situation:
     keeps_graph: bool = False
     clearable: bool = False
     is_data: bool = True
-    names: tuple[str, ...] = field(default=())
+    failed: str | None = None
+    deletion: str | None = None
+    is_assignable: bool = False
+    finalizer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,10 @@ def remedy_for(situation: Situation) -> Remedy:
         return Remedy(code, (Release("code", code=code),), "an lru_cache keeps its arguments and results alive")
     if situation.hook_table is not None:
         return _hook(situation)
+    if situation.finalizer is not None:
+        return _finalizer(situation.finalizer)
+    if situation.failed is not None:
+        return _kept_error(situation.failed)
     if situation.whole and situation.variable is not None:
         return _variable(situation)
     return _inner(situation)
@@ -129,14 +138,14 @@ def _variable(situation: Situation) -> Remedy:
     if situation.scalars and situation.is_list:
         items = f"{name}[:] = [item.item() for item in {name}]"
         return Remedy(items, (Release("code", code=items),), "append loss.item() instead of the loss")
-    if situation.node is not None and situation.elements == 1 and situation.keeps_graph and not situation.alike:
+    is_itself = situation.shown == name
+    is_scalar = situation.node is not None and situation.elements == 1 and not situation.alike
+    if is_itself and is_scalar and situation.keeps_graph:
         number = f"{name} = {name}.item()"
         return Remedy(number, (Release("code", code=number),), f"a {situation.tensor_bytes} B tensor and its graph")
-    if _is_small_view(situation):
+    if is_itself and _is_small_view(situation):
         copy = f"{name} = {name}.clone()"
         return Remedy(copy, (Release("code", code=copy),), _view_words(situation), _rounded(situation.tensor_bytes))
-    if situation.inside == "error" and situation.cut is not None:
-        return _kept_error(situation, situation.cut)
     note = ""
     if not situation.keeps_graph:
         return Remedy(code, release)
@@ -147,12 +156,15 @@ def _variable(situation: Situation) -> Remedy:
     return Remedy(code, release, note)
 
 
-def _kept_error(situation: Situation, cut: str) -> Remedy:
-    if " through its " in situation.shown or "group" in situation.shown:
-        # dropping the traceback alone would leave those of the errors before it
-        return Remedy(*_drop(situation, situation.variable or cut))
-    code = f"{cut}.__traceback__ = None"
+def _kept_error(error: str) -> Remedy:
+    code = f"{error}.__traceback__ = None"
     return Remedy(code, (Release("code", code=code),), "a kept error keeps the frames it came through")
+
+
+def _finalizer(name: str) -> Remedy:
+    note = "a weakref.finalize keeps it until its object goes"
+    code = f"{name}.detach()"
+    return Remedy(code, (Release("code", code=code),), note) if name else Remedy("", (), note)
 
 
 def _is_small_view(situation: Situation) -> bool:
@@ -185,29 +197,22 @@ def _inner(situation: Situation) -> Remedy:
         if situation.variable is None:
             return Remedy("", ())
         return Remedy(*_drop(situation, situation.variable))
-    if situation.inside == "error":
-        return _kept_error(situation, cut)
     if situation.scalars and situation.is_list:
         code = f"{cut}[:] = [item.item() for item in {cut}]"
         return Remedy(code, (Release("code", code=code),), "append loss.item() instead of the loss")
-    if _is_small_view(situation) and cut == situation.shown and "(" not in cut.rsplit(".", 1)[-1]:
+    if situation.is_assignable and _is_small_view(situation) and cut == situation.shown:
         code = f"{cut} = {cut}.clone()"
         return Remedy(code, (Release("code", code=code),), _view_words(situation), _rounded(situation.tensor_bytes))
     if situation.clearable:
         code = f"{cut}.clear()"
-    elif _can_be_deleted(cut):
-        code = f"del {cut}"
+    elif situation.deletion is None and situation.variable is not None and situation.kind != "inner":
+        return Remedy(*_drop(situation, situation.variable))
     else:
-        code = f"{cut} = None" if cut.endswith("]") and "(" not in cut.rsplit("[", 1)[1] else ""
+        code = situation.deletion or ""
     release = (Release("code", code=code),) if code else ()
     if "__import__('sys')" in code:
         code = "import sys; " + code.replace("__import__('sys')", "sys")
     return Remedy(code, release)
-
-
-def _can_be_deleted(cut: str) -> bool:
-    last = cut.rsplit(".", 1)[-1]
-    return is_plain_name(last) or (cut.endswith("]") and not cut.startswith("list("))
 
 
 def together(names: Sequence[str], program: Sequence[str], others: Sequence[Remedy], *, in_shell: bool) -> Remedy:

@@ -1,21 +1,34 @@
 """The words for a place in a held graph: from the root where a user would begin to what is held there."""
 
+import itertools
 from collections import deque
 from collections.abc import Iterator
-from types import ModuleType
+from dataclasses import dataclass
+from types import FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
-from jupyter_gpumem.attributes import plain_attribute, type_name
+from jupyter_gpumem.attributes import instance_dict, plain_attribute, type_module, type_name
 from jupyter_gpumem.frames import Suspended
 from jupyter_gpumem.graph import is_node_type
+from jupyter_gpumem.heap import type_mro, type_namespace
 from jupyter_gpumem.held import RootHolder
 from jupyter_gpumem.holders import Kind
+from jupyter_gpumem.literals import is_plain_name, literal
 from jupyter_gpumem.paths import Trail, walk
 from jupyter_gpumem.provenance import CellFinder
 from jupyter_gpumem.roots import Slot
 from jupyter_gpumem.shares import Share, Shares
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+_FIXED = (tuple, set, frozenset)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a reference lies: the code that removes it, None where none does, and whether it can be set anew."""
+
+    deletion: str | None
+    is_assignable: bool = False
 
 
 class Trails:
@@ -80,6 +93,54 @@ class Trails:
                 return self._cells.of_traceback(trace)
         return None
 
+    def only_traceback(self, holder: RootHolder, share: Share, end: int) -> str | None:
+        """Return the code of the error on the way to ``end`` whose traceback alone keeps all of a share."""
+        path = self._graph.path_to(end)
+        error = next((step for step in path if issubclass(type(self._graph.objects[step]), BaseException)), None)
+        if error is None:
+            return None
+        traceback = BaseException.__dict__["__traceback__"].__get__(self._graph.objects[error])
+        seen, stack = {share.node}, [share.node]
+        while stack:
+            node = stack.pop()
+            if node in self._graph.memory:
+                return None
+            for target in self._graph.successors[node]:
+                is_cut = node == error and self._graph.objects[target] is traceback
+                if target not in seen and not is_cut:
+                    seen.add(target)
+                    stack.append(target)
+        return self.trail(holder, error).code
+
+    def place(self, holder: RootHolder, node: int) -> Place:
+        """Return what can be done to the one reference that a path to a node ends with."""
+        path = [step for step in self._graph.path_to(node)[1:] if self._graph.objects[step] is not None]
+        code = self.trail(holder, node).code
+        if code is None or len(path) < 2:
+            is_name = code is not None and is_plain_name(code.rsplit(".", 1)[-1])
+            return Place(f"del {code}" if is_name else None, is_assignable=is_name)
+        above, item = self._graph.objects[path[-2]], self._graph.objects[node]
+        owner = self._graph.objects[path[-3]] if len(path) > 2 else None
+        if type(above) is dict and issubclass(type(owner), type):
+            return _place_in_class(self.trail(holder, path[-3]).code, above, item)
+        if type(above) is dict and owner is not None and instance_dict(owner) is above:
+            return _place_in_instance(owner, code)
+        if issubclass(type(above), dict):
+            return _place_in_dict(self.trail(holder, path[-2]).code, above, item, code)
+        if issubclass(type(above), (list, deque)):
+            return Place(f"del {code}", is_assignable=True)
+        if issubclass(type(above), _FIXED):
+            return Place(None)
+        return _place_in_instance(above, code)
+
+    def finalizer(self, share: Share) -> object:
+        """Return the ``weakref.finalize`` whose registry is on the way to a share, None where none is."""
+        objects = [self._graph.objects[step] for step in self._graph.path_to(share.node)]
+        for above, item in itertools.pairwise(objects):
+            if type_name(item) == "_Info" and type_module(item) == "weakref" and type(above) is dict:
+                return next((key for key, value in above.items() if value is item), None)
+        return None
+
     def end(self, node: int) -> int:
         """Go on from what is let go to what it keeps, as long as there is one thing to name."""
         while True:
@@ -138,6 +199,36 @@ class Trails:
         chain = [self._graph.objects[step] for step in steps if self._graph.objects[step] is not None]
         slot = self._slot(holder, chain[0] if chain else None)
         return str(walk(self._begin(holder, slot), chain))
+
+
+def _place_in_class(owner: str | None, namespace: dict[Any, Any], item: object) -> Place:
+    key = next((key for key, value in namespace.items() if value is item), None)
+    if owner is None or type(key) is not str:
+        return Place(None)
+    return Place(f"del {owner}.{key}" if is_plain_name(key) else f"delattr({owner}, {key!r})")
+
+
+def _place_in_instance(owner: object, code: str) -> Place:
+    name = code.rsplit(".", 1)[-1]
+    if not is_plain_name(name):
+        return Place(f"del {code}" if code.endswith("]") and not code.startswith("list(") else None)
+    bases = [type_namespace(base) for base in type_mro(type(owner))]
+    for method in ("__setattr__", "__delattr__"):
+        # a frozen dataclass refuses, and so may code of the user's; torch's own does not
+        function = next((base[method] for base in bases if method in base), None)
+        if type(function) is FunctionType and not str(function.__globals__.get("__name__")).startswith("torch."):
+            return Place(None)
+    field = next((base[name] for base in bases if name in base), None)
+    return Place(f"del {code}", is_assignable=type(field) in (type(None), MemberDescriptorType))
+
+
+def _place_in_dict(owner: str | None, items: dict[Any, Any], item: object, code: str) -> Place:
+    for position, (key, value) in enumerate(dict.items(items)):
+        if value is item:
+            if literal(key) is not None:
+                return Place(f"del {code}", is_assignable=True)
+            return Place(None if owner is None else f"del {owner}[list({owner})[{position}]]")
+    return Place(None)
 
 
 def _verb(kind: Kind) -> str:

@@ -18,6 +18,14 @@ def T(n=N): return torch.empty(n, device="cuda")
 class E(Exception): pass
 """
 
+FAIL = """def f():
+    x = T()
+    raise E
+def caught(function):
+    try: function()
+    except Exception as error: return error
+"""
+
 # cells, part of the holder's path, bytes it keeps, part of its remedy
 SINGLE: dict[str, tuple[list[str], str, int, str]] = {
     "1 error": (
@@ -83,6 +91,36 @@ SINGLE: dict[str, tuple[list[str], str, int, str]] = {
         "l[0..2]",
         3 * MIB,
         "%gpu_free l",
+    ),
+    "6 kept error with a context": (
+        [FAIL, "def g():\n    y = T()\n    try: f()\n    except E: raise ValueError", "err = caught(g)"],
+        "local y of g() line 4, through err",
+        2 * MIB,
+        "%gpu_free err",
+    ),
+    "6 kept error that hides its context": (
+        [FAIL, "def g():\n    y = T()\n    try: f()\n    except E: raise ValueError from None", "l = [caught(g)]"],
+        "local y of g() line 4, through l[0]",
+        2 * MIB,
+        "del l[0]",
+    ),
+    "6 kept error in a partial": (
+        [FAIL, "p = functools.partial(print, caught(f))"],
+        "local x of f() line 3, through p.args[0]",
+        MIB,
+        "p.args[0].__traceback__ = None",
+    ),
+    "6 kept error in a set": (
+        [FAIL, "s = {caught(f)}"],
+        "local x of f() line 3, through s[…]",
+        MIB,
+        "list(s)[0].__traceback__ = None",
+    ),
+    "6 kept traceback": (
+        [FAIL, "tb = caught(f).__traceback__"],
+        "local x of f() line 3, through tb",
+        MIB,
+        "%gpu_free tb",
     ),
     "6 log record": (
         [
@@ -339,6 +377,42 @@ SINGLE: dict[str, tuple[list[str], str, int, str]] = {
         "a key of d",
         MIB,
         "%gpu_free d",
+    ),
+    "value of a key that cannot be typed": (
+        ["d = {torch.device('cuda', 0): (1, T())}"],
+        "d[…][1]",
+        MIB,
+        "del d[list(d)[0]]",
+    ),
+    "view in a tuple": (
+        ["t = (T(100_000)[:1],)"],
+        "t[0]",
+        400384,
+        "%gpu_free t",
+    ),
+    "view in a frozen dataclass": (
+        ["import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass Batch: x: object\nb = Batch(T(100_000)[:1])"],
+        "b.x",
+        400384,
+        "%gpu_free b",
+    ),
+    "loss in a tuple": (
+        ["w = torch.ones(N, device='cuda', requires_grad=True)\nt = ((w * T()).exp().sum(), 1)"],
+        "t[0]",
+        2 * MIB + 512,
+        "%gpu_free t",
+    ),
+    "attribute of a class that cannot be typed": (
+        ["class K: pass\nsetattr(K, 'a b', T())"],
+        "K.__dict__['a b']",
+        MIB,
+        "delattr(K, 'a b')",
+    ),
+    "finalizer": (
+        ["import weakref\nclass S: pass\ns = S(); fin = weakref.finalize(s, print, T()); fin.atexit = False"],
+        "weakref.finalize._registry[…].args[0]",
+        MIB,
+        "fin.detach()",
     ),
     "deque": (
         [

@@ -117,3 +117,20 @@ def test_the_report_of_the_magic_reads_well(prepared: Kernel) -> None:
     assert "→ losses[:] = [item.item() for item in losses]" in outputs.text
     assert "all of it explained" in outputs.text
     assert "<table" in outputs.html
+
+
+def test_callbacks_of_two_widgets_are_two_holders_and_freed_one_by_one(prepared: Kernel) -> None:
+    prepared.run(
+        "import functools, ipywidgets\n"
+        "b = ipywidgets.Button(); b.on_click(functools.partial(print, T()))\n"
+        "s = ipywidgets.IntSlider(); s.observe(functools.partial(print, T()), 'value')"
+    )
+    remedies = value(prepared, "{holder.path: holder.remedy for holder in find_leaks(get_ipython()).holders}")
+    assert remedies == {
+        "b._click_handlers._trait_values['callbacks'][0].args[0]": (
+            "del b._click_handlers._trait_values['callbacks'][0]"
+        ),
+        "s._trait_notifiers['value']['change'][0].args[0]": "del s._trait_notifiers['value']['change'][0]",
+    }
+    for remedy in remedies.values():  # type: ignore[attr-defined]  # it is a dict
+        assert free_with(prepared, remedy) == MIB
