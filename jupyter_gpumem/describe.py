@@ -232,7 +232,8 @@ class Describer:
             node = stack.pop()
             item = self._graph.objects[node]
             named = item is not None and (self._trails.is_end(item) or self._trails.is_collection(item))
-            if node in self._graph.memory or (named and not self._is_frame_dict(node)):
+            is_debugger = holder.kind == "debugger" and node == share.node
+            if node in self._graph.memory or (named and not is_debugger and not self._is_frame_dict(node)):
                 found.append(node)
             else:
                 stack.extend(self._shares.carriers(node))

@@ -211,7 +211,9 @@ def _class(trail: Trail, chain: Sequence[Any], at: int) -> Step:
 def _attributes(trail: Trail, chain: Sequence[Any], at: int) -> Step:
     """Go from an object through the dict of its attributes to one of them."""
     if len(chain) - at < 3:
-        return trail.then(".__dict__", None if trail.code is None else f"vars({trail.code})"), 1
+        named = trail.then(".__dict__", _wrap(trail, "vars(", ")"))
+        # several attributes of the debugger: which dict they lie in tells a user nothing
+        return (replace(named, text=trail.text) if trail.source == trail.text else named), 1
     owner, namespace, child = chain[at : at + 3]
     module = _module_child(trail, chain, at)
     if module is not None:
@@ -383,16 +385,19 @@ def _future(trail: Trail, chain: Sequence[Any], at: int) -> Step:
 
 
 def _debugger(trail: Trail, chain: Sequence[Any], at: int) -> Step | None:
-    """Go from a debugger to a local variable of the frame it stands at, of which it has the dict."""
+    """Go from a debugger to a local variable of the frame it stood at, of which it has the dict."""
     frame, namespace = (plain_attribute(chain[at], name) for name in ("curframe", "curframe_locals"))
-    if type(frame) is not FrameType or type(namespace) is not dict:
+    place = next((place for place in range(at + 1, min(at + 3, len(chain) - 1)) if chain[place] is namespace), None)
+    if type(namespace) is not dict or place is None:
         return None
-    for place in range(at + 1, min(at + 3, len(chain) - 1)):
-        if chain[place] is namespace:
-            local = (frame, *chain[place + 1 :])
-            named, taken = _local(trail, local, 0, ".curframe.f_locals")
-            return named, place - at + taken
-    return None
+    if type(frame) is FrameType:
+        named, taken = _local(trail, (frame, *chain[place + 1 :]), 0, ".curframe.f_locals")
+        return named, place - at + taken
+    # a session that has ended has let go of the frame
+    name = next((name for name, value in namespace.items() if value is chain[place + 1]), "…")
+    code = _wrap(trail, "", f".curframe_locals[{name!r}]")
+    via = (f"{trail.verb} {trail.origin}", *trail.via)
+    return Trail(f"local {name}", code, "", via, "through", "frame"), place + 1 - at
 
 
 def _instance(trail: Trail, chain: Sequence[Any], at: int) -> Step:

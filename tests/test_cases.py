@@ -8,6 +8,7 @@ import torch
 from jupyter_gpumem import release
 from jupyter_gpumem.holders import Holder, LeakReport
 from jupyter_gpumem.leak_report import find_leaks
+from jupyter_gpumem.paths import Trail, walk
 from tests.conftest import Shell
 
 MIB = 1024**2
@@ -641,3 +642,14 @@ def test_the_holder_is_named_and_its_remedy_gives_back_what_it_says(case: str, s
     after = find_leaks(shell.ip).devices[0]
     given_back = before - workspaces - (torch.cuda.memory_allocated(0) - after.normal_bytes)
     assert given_back == keeps_bytes
+
+
+def test_the_base_of_a_view_and_a_gradient_are_told_apart() -> None:
+    base = torch.empty(4)
+    view = base[:2]
+    weight = torch.empty(2, requires_grad=True)
+    weight.grad = torch.empty(2)
+    to_base = walk(Trail("v", "v"), [view, base])
+    to_gradient = walk(Trail("w", "w"), [weight, weight.grad])
+    assert (to_base.text, to_base.code) == ("the base of v", "v._base")
+    assert (to_gradient.text, to_gradient.code) == ("w.grad", "w.grad")

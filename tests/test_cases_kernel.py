@@ -96,6 +96,22 @@ def test_the_ended_debugger_is_named_and_freed(prepared: Kernel) -> None:
     assert free_with(prepared, "%gpu_free -q") == MIB
 
 
+def test_a_local_of_a_debugging_session_that_was_quit_is_named_and_freed(prepared: Kernel) -> None:
+    prepared.run("def f():\n    x = T()\n    raise E")
+    prepared.run("f()")
+    prepared.run(
+        "from unittest import mock\n"
+        "answers = iter(['p x.shape', 'q'])\n"
+        "with mock.patch.object(get_ipython().kernel, 'raw_input', lambda *_a, **_k: next(answers)),\\\n"
+        "        mock.patch('builtins.input', lambda *_a: next(answers)):\n"
+        "    get_ipython().run_line_magic('debug', '')"
+    )
+    prepared.run("raise ValueError")
+    prepared.run("1")
+    assert value(prepared, "held()") == {"local x, kept by the ended %debug session": MIB}
+    assert free_with(prepared, "%gpu_free -q") == MIB
+
+
 def test_a_running_thread_and_a_widget_callback_are_named(prepared: Kernel) -> None:
     prepared.run("import threading\nstart, stop = threading.Event(), threading.Event()")
     prepared.run("def work():\n    t = T()\n    start.set(); stop.wait()")
@@ -132,5 +148,6 @@ def test_callbacks_of_two_widgets_are_two_holders_and_freed_one_by_one(prepared:
         ),
         "s._trait_notifiers['value']['change'][0].args[0]": "del s._trait_notifiers['value']['change'][0]",
     }
-    for remedy in remedies.values():  # type: ignore[attr-defined]  # it is a dict
+    assert isinstance(remedies, dict)
+    for remedy in remedies.values():
         assert free_with(prepared, remedy) == MIB
