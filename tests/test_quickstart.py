@@ -66,7 +66,7 @@ def reports(cell: dict[str, Any]) -> Iterator[list[tuple[str, list[int]]]]:
     for output in cell["outputs"]:
         html = "".join(output.get("data", {}).get("text/html", []))
         if html:
-            found = re.findall(r'<td[^>]*?(?: title="([^"]*)")?(?: colspan="\d+")?>(.*?)</td>', html)
+            found = re.findall(r'<(?:td|span)[^>]*?(?: title="([^"]*)")?(?: colspan="\d+")?>(.*?)</(?:td|span)>', html)
             yield [
                 (re.sub("<[^>]+>", "", text), [int(n.replace(",", "")) for n in re.findall(r"[\d,]{4,}|\d+", title)])
                 for title, text in found
