@@ -255,8 +255,9 @@
         };
         // before the comm has its subshell a message would wait behind every queued cell ("Run All")
         const started = entry.kernel.supportsSubshells && entry.comm.subshellStarted;
-        if (!started) return go();
-        void Promise.race([started, new Promise(resolve => setTimeout(resolve, 2000))]).then(go, go);
+        if (!started || entry.ready) return go();
+        const ready = () => { entry.ready = true; go(); };
+        void Promise.race([started, new Promise(resolve => setTimeout(resolve, 2000))]).then(ready, ready);
       }
     }
 
