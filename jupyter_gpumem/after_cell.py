@@ -4,7 +4,7 @@ from argparse import Namespace as Options
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpumem.cellmagic import detail_options
+from jupyter_gpumem.cellmagic import detail_options, without_magic_lines
 from jupyter_gpumem.cells import CellRecord, DeviceChange
 from jupyter_gpumem.config import GpuMemConfig
 from jupyter_gpumem.device import cuda_started, limit_bytes
@@ -12,6 +12,7 @@ from jupyter_gpumem.failures import find_out_of_memory
 from jupyter_gpumem.observer import observer
 from jupyter_gpumem.render.cells import detail_page, line_page
 from jupyter_gpumem.render.layout import Block, Page, Span, code, quiet, to_html, to_text
+from jupyter_gpumem.replaced import Replacements
 from jupyter_gpumem.sizes import format_bytes
 from jupyter_gpumem.variables import Namespace
 
@@ -35,7 +36,7 @@ class CellReports:
     def __init__(self, shell: "InteractiveShell", config: GpuMemConfig) -> None:
         self._shell = shell
         self._config = config
-        self._requests: dict[int, tuple[str, Options, Namespace]] = {}
+        self._requests: dict[int, tuple[str, Options, Namespace, Replacements]] = {}
         self._above: set[int] = set()
         self._watcher: Watcher | None = None
         self._told_by = ""
@@ -55,13 +56,15 @@ class CellReports:
         for key, (outer, *_rest) in list(self._requests.items()):
             if outer.rstrip().endswith(raw_cell.strip()) and outer.startswith("%%"):
                 del self._requests[key]
-        self._requests[id(record)] = (raw_cell, options, Namespace(self._shell.user_ns, held_bytes))
+        names = self._shell.user_ns
+        replaced = Replacements(names, str(self._shell.transform_cell(without_magic_lines(raw_cell))))
+        self._requests[id(record)] = (raw_cell, options, Namespace(names, held_bytes), replaced)
 
     def cell_ended(self, record: CellRecord, result: Any) -> None:
         """Show the cell's report."""
         request = self._requests.pop(id(record), None)
         if request is not None:
-            self._show_detail(record, request[1], request[2])
+            self._show_detail(record, *request[1:])
         elif record.depth:
             return
         elif self._config.auto and not self._is_told(result):
@@ -84,8 +87,12 @@ class CellReports:
         return bool(self._told_by) and source.startswith(self._told_by) and "\n" not in source
 
     def close(self) -> None:
-        """Hear of no further out-of-memory error."""
+        """Hear of no further out-of-memory error; a cell in detail that is under way learns that it has no report."""
         observer.listen(None)
+        if self._requests:
+            self._requests.clear()
+            text = "%%gpumem: the extension was unloaded within this cell, so there is nothing to show for it"
+            show(self._shell, Page((Block(((quiet(text),),)),)))
 
     def forget_failures(self) -> None:
         """Leave the failures of the cell under way unreported: ``%%gpu_fit`` has dealt with them."""
@@ -118,9 +125,11 @@ class CellReports:
         if changes:
             show(self._shell, line_page(record, changes))
 
-    def _show_detail(self, record: CellRecord, options: Options, names: Namespace) -> None:
+    def _show_detail(self, record: CellRecord, options: Options, names: Namespace, replaced: Replacements) -> None:
         if not options.quiet:
-            show(self._shell, detail_page(record, names.changes(self._shell.user_ns)))
+            changes = names.changes(self._shell.user_ns)
+            show(self._shell, detail_page(record, changes, replaced.found(changes)))
+        replaced.close()
         if options.output:
             self._shell.user_ns[options.output] = record
 

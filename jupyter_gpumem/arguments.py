@@ -68,9 +68,9 @@ def gpumem_parser() -> Parser:
     diff.add_argument("name", metavar="NAME", help="a mark made before")
     _command(commands, "panel", "open the live panel: in the sidebar, else below this cell")
     limit = _command(commands, "limit", "cap this process: a size, a part of the device, or off")
-    limit.add_argument("amount", metavar="8GiB|50%|off", nargs="?", help="without it, the limit in force is shown")
+    limit.add_argument("amount", metavar="8GiB|50%|off", nargs="*", help="without it, the limit in force is shown")
     simulate = _command(commands, "simulate", "a simulated GPU of this size; before torch is imported")
-    simulate.add_argument("size", metavar="SIZE", nargs="?", default="24GiB", help="memory of each (default 24GiB)")
+    simulate.add_argument("size", metavar="SIZE", nargs="*", help="memory of each (default 24GiB)")
     simulate.add_argument("--devices", type=_count, default=1, metavar="N", help="how many (default 1)")
     return parser
 

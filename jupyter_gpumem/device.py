@@ -12,6 +12,7 @@ from typing import Any
 from jupyter_gpumem import simgpu
 from jupyter_gpumem.errors import GpuMemError
 from jupyter_gpumem.readings import DeviceSnapshot, MemoryProbe
+from jupyter_gpumem.sizes import format_bytes
 
 _DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg", "/proc/driver/nvidia/version")
 _HIDDEN = ("", "-1", "none", "NoDevFiles")
@@ -174,15 +175,21 @@ def set_limit(amount: int | float | None) -> tuple[tuple[int, int], ...]:
     Raises
     ------
     GpuMemError
-        While CUDA has not started: there is nothing to cap yet.
+        While CUDA has not started: there is nothing to cap yet; when no device has as much.
     """
     torch = torch_module()
     if torch is None or not cuda_started():
         raise GpuMemError("CUDA has not started, so there is no device to limit yet; put something on the GPU first")
     awake = [d for d in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(d)]
+    totals = {
+        device: int(torch.cuda.get_device_properties(device).total_memory)
+        for device in awake or [torch.cuda.current_device()]
+    }
+    largest = max(totals.values())
+    if isinstance(amount, int) and amount > largest:
+        raise GpuMemError(f"a limit of {format_bytes(amount)} caps nothing: the device has {format_bytes(largest)}")
     limits = []
-    for device in awake or [torch.cuda.current_device()]:
-        total = int(torch.cuda.get_device_properties(device).total_memory)
+    for device, total in totals.items():
         fraction = _fraction(amount, total)
         torch.cuda.set_per_process_memory_fraction(fraction, device)
         limits.append((device, int(fraction * total)))

@@ -43,7 +43,7 @@ class History:
         return json.dumps([record.to_dict() for record in self.records], indent=1)
 
     def to_pandas(self) -> "pd.DataFrame":
-        """Return the rows as a DataFrame (pandas is imported here).
+        """Return the rows as a DataFrame (pandas is imported here); sizes are whole numbers or missing.
 
         Raises
         ------
@@ -52,7 +52,10 @@ class History:
         """
         import pandas as pd
 
-        return pd.DataFrame(self.rows(), columns=[*_CELL_COLUMNS, *_DEVICE_COLUMNS])
+        frame = pd.DataFrame(self.rows(), columns=[*_CELL_COLUMNS, *_DEVICE_COLUMNS])
+        # one missing value would make a column of bytes one of floats
+        whole = ("number", "device", *(column for column in _DEVICE_COLUMNS if column.endswith("_bytes")))
+        return frame.astype(dict.fromkeys(whole, "Int64"))
 
 
 _CELL_COLUMNS = ("number", "name", "status", "started_at", "seconds", "depth", "simulated", "sizes_read")

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
+from IPython.core.magic import (
+    Magics,
+    cell_magic,
+    line_cell_magic,
+    line_magic,
+    magics_class,
+    no_var_expand,
+    output_can_be_silenced,
+)
 
 from jupyter_gpumem import simgpu
 from jupyter_gpumem.after_cell import CellReports, show
@@ -99,7 +107,9 @@ class GpuMem(Magics, GpuMemConfig):
         with collector_paused():
             options = gpumem_parser().parse_line(line)
             command: Callable[[Namespace], Any] = getattr(self, f"_{options.command or 'account'}")
-            return command(options)
+            value = command(options)
+        # IPython's own way of silencing a magic reads its words as Python, and fails on 8GiB
+        return None if line.rstrip().endswith(";") else value
 
     @no_var_expand
     @line_magic
@@ -218,13 +228,11 @@ class GpuMem(Magics, GpuMemConfig):
         show(self.shell, diff_page(diff(known, self.shell)))
 
     def _panel(self, _options: Namespace) -> None:
-        words = self.sidebar.show()
-        if words is not None:
-            show(self.shell, Page((Block(((quiet(words),),)),)))
+        self.sidebar.show()
 
     def _limit(self, options: Namespace) -> None:
-        if options.amount is not None:
-            set_limit(_amount(options.amount))
+        if options.amount:
+            set_limit(_amount(" ".join(options.amount)))
             self.reports.forget_warnings()
         probe = current_probe()
         rows = []
@@ -237,12 +245,13 @@ class GpuMem(Magics, GpuMemConfig):
         show(self.shell, Page((Block(tuple(rows) or ((quiet("CUDA has not started: no limit is set"),),)),)))
 
     def _simulate(self, options: Namespace) -> None:
-        simgpu.activate(options.size, devices=options.devices)
+        memory = " ".join(options.size) or "24GiB"
+        simgpu.activate(memory, devices=options.devices)
         torch = torch_module()
         if torch is not None:
             tracker.install(torch)
         many = f"{options.devices} simulated GPUs of" if options.devices > 1 else "a simulated GPU of"
-        text = f"{many} {format_bytes(parse_bytes(options.size))}: memory behaves as on a device, values are not real"
+        text = f"{many} {format_bytes(parse_bytes(memory))}: memory behaves as on a device, values are not real"
         show(self.shell, Page((Block(((Span(text),),)),)))
 
 

@@ -49,6 +49,7 @@ def loaded(shell: Shell) -> Shell:
         ("%%gpumem -o class\npass", "'class' is not a variable name of yours"),
         ("%%gpumem -o _\npass", "'_' is not a variable name of yours"),
         ("%gpumem limit 50", "50 of what? write 50% or 50GiB"),
+        ("%gpumem limit 100 GiB", "a limit of 100 GiB caps nothing: the device has 24.0 GiB"),
         ("%gpumem leaks --device 9", "there is no device 9: they are 0, 1, 2"),
         ("%%gpu_fit\npass", "the following arguments are required: NAME"),
         ("%%gpu_fit batch --factor 2\npass", "'2' is not a factor between 0 and 1"),
@@ -151,6 +152,7 @@ def test_history_is_a_table_files_and_a_frame(loaded: Shell, tmp_path: Path) -> 
     frame = history.to_pandas()
     assert frame["allocated_delta_bytes"].iloc[0] == 64 * MIB
     assert frame["status"].iloc[-1] == "ZeroDivisionError"
+    assert {str(frame[name].dtype) for name in frame if name.endswith("_bytes")} == {"Int64"}
     saved = json.loads((tmp_path / "h.json").read_text())
     assert saved[0]["devices"][0]["peak_allocated_bytes"] == 64 * MIB
     header, *rows = (tmp_path / "h.csv").read_text().splitlines()
@@ -159,6 +161,16 @@ def test_history_is_a_table_files_and_a_frame(loaded: Shell, tmp_path: Path) -> 
     shown = loaded.ip.display_formatter.format(history)[0]
     assert "ZeroDivisionError" in shown["text/plain"]
     assert "<table" in shown["text/html"]
+
+
+def test_a_semicolon_silences_the_table_of_the_history(loaded: Shell) -> None:
+    assert "no cell recorded yet" in loaded.run("%gpumem history").stdout
+    assert not loaded.run("%gpumem history;").stdout
+
+
+def test_a_cell_in_detail_that_unloads_the_extension_says_that_it_has_no_report(loaded: Shell) -> None:
+    outputs = loaded.run("%%gpumem\nx = take(64)\n%unload_ext jupyter_gpumem")
+    assert "unloaded within this cell" in outputs.text
 
 
 def test_a_file_that_cannot_be_written_is_one_line(loaded: Shell) -> None:
@@ -181,7 +193,7 @@ def test_a_limit_holds_to_the_byte_and_can_be_taken_off(loaded: Shell) -> None:
     assert loaded.run("y = take(80)").error is None
     assert loaded.run("z = take(40)").error == "OutOfMemoryError"
     assert "are reserved already: more fails" in loaded.run("%gpumem limit 10MiB").text
-    assert "12.0 GiB" in loaded.run("%gpumem limit 50%").text
+    assert "12.0 GiB" in loaded.run("%gpumem limit 50 %").text
     assert "none: the whole device" in loaded.run("%gpumem limit off").text
     assert loaded.run("z = take(40)").error is None
 

@@ -186,6 +186,16 @@ print(torch.ones(1).cuda().device)
     assert built.stat().st_mtime_ns == age
 
 
+def test_what_a_killed_build_left_is_removed_once_it_is_old(tmp_path: Path) -> None:
+    old, young = tmp_path / "jupyter_gpumem/simgpu-0.abc", tmp_path / "jupyter_gpumem/simgpu-0.xyz"
+    old.mkdir(parents=True)
+    young.mkdir()
+    os.utime(old, (0, 0))
+    run("from jupyter_gpumem import simgpu; simgpu.activate()", env={"XDG_CACHE_HOME": str(tmp_path)})
+    assert not old.exists()
+    assert young.exists()
+
+
 # ---- captures that fail; torch 2.6 captures no more in a process after one ----
 
 

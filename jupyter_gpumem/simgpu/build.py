@@ -1,11 +1,13 @@
 """Compiles the simulated GPU for one torch, once, into the user's cache folder."""
 
+import contextlib
 import hashlib
 import os
 import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,7 @@ _LOOKED_UP = re.compile(rb"\x00((?:cu|nvml)[A-Z]\w+)(?=\x00)")
 _SUCCEEDS = ("cublas", "nccl", "cupti")
 _RAISES = ("cusolver", "cufft", "cusparse")
 _CUDA, _NVML, _NVRTC = "libcuda.so.1", "libnvidia-ml.so.1", "libnvrtc.so"
+_ABANDONED_AFTER = 3600  # seconds; a build takes a few
 _CU_NOT_SUPPORTED = 801
 _NVML_NOT_SUPPORTED = 3
 
@@ -68,6 +71,7 @@ def build(torch: TorchBuild) -> Libraries:
             )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(target.parent)
         with tempfile.TemporaryDirectory(prefix=target.name + ".", dir=target.parent) as made:
             folder = Path(made, "new")
             folder.mkdir()
@@ -87,6 +91,14 @@ def cache_folder() -> Path:
     root = Path(os.environ.get("XDG_CACHE_HOME", "")).expanduser()
     root = root if root.is_absolute() else Path.home() / ".cache"
     return Path(root, "jupyter_gpumem")
+
+
+def _sweep(cache: Path) -> None:
+    """Remove the folders of builds that were killed, once they are too old to be under way."""
+    for folder in cache.glob("simgpu-*.*"):
+        with contextlib.suppress(FileNotFoundError):  # its own build has just ended
+            if time.time() - folder.stat().st_mtime > _ABANDONED_AFTER:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _fingerprint(torch: TorchBuild) -> str:
