@@ -14,7 +14,6 @@ from IPython.core.magic import (
     line_magic,
     magics_class,
     no_var_expand,
-    output_can_be_silenced,
 )
 
 from jupyter_gpumem import simgpu
