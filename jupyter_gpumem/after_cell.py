@@ -57,7 +57,8 @@ class CellReports:
             if outer.rstrip().endswith(raw_cell.strip()) and outer.startswith("%%"):
                 del self._requests[key]
         names = self._shell.user_ns
-        replaced = Replacements(names, str(self._shell.transform_cell(without_magic_lines(raw_cell))))
+        body = self._shell.transform_cell(without_magic_lines(raw_cell))  # type: ignore[no-untyped-call]  # IPython's
+        replaced = Replacements(names, str(body))
         self._requests[id(record)] = (raw_cell, options, Namespace(names, held_bytes), replaced)
 
     def cell_ended(self, record: CellRecord, result: Any) -> None:

@@ -1,5 +1,6 @@
 """How ``%%gpumem`` runs its body as an ordinary cell: its line is taken out before IPython compiles the rest."""
 
+import itertools
 import re
 from argparse import Namespace
 
@@ -35,6 +36,12 @@ def detail_options(raw_cell: str) -> Namespace | None:
         if line.split()[0] not in _TRANSPARENT:
             return None
     return None
+
+
+def without_magic_lines(raw_cell: str) -> str:
+    """Return the body of a cell below the magics at its head, each of which runs it in place."""
+    lines = raw_cell.splitlines(keepends=True)
+    return "".join(itertools.dropwhile(lambda line: not line.strip() or line.startswith("%%"), lines))
 
 
 def _options_of(line: str) -> Namespace | None:

@@ -2,8 +2,10 @@
 
 import gc
 import sys
+import weakref
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -18,17 +20,32 @@ _BATCH = 256
 _PROGRAM = (type, ModuleType, CodeType)
 
 
+@dataclass(frozen=True, slots=True)
+class StorageMark:
+    """One storage: the allocator's block it lies in, the block's bytes, and a reference that keeps nothing alive."""
+
+    block: tuple[int, int]
+    nbytes: int
+    reference: "weakref.ref[Any]"
+
+
 def bytes_held_by(values: Iterable[object], *, budget_seconds: float = 1.0) -> int:
     """Return the bytes of device memory reachable from some values, through containers, closures and graphs.
 
     Memory that others hold too is counted. What classes and modules hold is not: it is not the value's. Bytes
     are those of the allocator's blocks; a search that takes longer than ``budget_seconds`` counts what it found.
     """
+    found = storages_held_by(values, budget_seconds=budget_seconds)
+    return sum({mark.block: mark.nbytes for mark in found.values()}.values())
+
+
+def storages_held_by(values: Iterable[object], *, budget_seconds: float = 1.0) -> dict[Key, StorageMark]:
+    """Return the storages reachable from some values, as :func:`bytes_held_by` counts them."""
     torch = torch_module()
     if torch is None:
-        return 0
+        return {}
     kind = current_probe().kind
-    found: dict[Key, int] = {}
+    found: dict[Key, tuple[int, weakref.ref[Any]]] = {}
 
     def search() -> None:
         with plain_reads(torch), suppress(OutOfTimeError):
@@ -36,17 +53,22 @@ def bytes_held_by(values: Iterable[object], *, budget_seconds: float = 1.0) -> i
 
     scan(search)
     if not found:
-        return 0
+        return {}
     finder = BlockFinder(read_blocks() if kind == "cuda" else ())
-    pieces: dict[Any, int] = {}
-    for key, nbytes in found.items():
+    marks = {}
+    for key, (nbytes, reference) in found.items():
         block = finder.find(key)
-        pieces[key if block is None else (block.device, block.address)] = nbytes if block is None else block.size_bytes
-    return sum(pieces.values())
+        place, size = (key, nbytes) if block is None else ((block.device, block.address), block.size_bytes)
+        marks[key] = StorageMark(place, size, reference)
+    return marks
 
 
 def _gather(
-    stack: list[Any], reader: TorchReader, storages: StorageReader, clock: Clock, found: dict[Key, int]
+    stack: list[Any],
+    reader: TorchReader,
+    storages: StorageReader,
+    clock: Clock,
+    found: dict[Key, tuple[int, "weakref.ref[Any]"]],
 ) -> None:
     kept: list[Any] = list(stack)  # so that no address is used twice while addresses tell what was seen
     seen = {id(module_namespace(module)) for module in list(sys.modules.values()) if type(module) is ModuleType}
@@ -59,7 +81,8 @@ def _gather(
         for item in batch:
             if reader.is_known(type(item)):
                 following += [child for child, _how in reader.of(type(item))[1](item)]
-                found.update({key: nbytes for key, nbytes, _uses in storages.storages_of(item)})
+                for key, nbytes, _uses in storages.storages_of(item):
+                    found[key] = nbytes, weakref.ref(item)
         for item in following:
             if id(item) not in seen and (gc.is_tracked(item) or reader.is_known(type(item))):
                 seen.add(id(item))

@@ -13,15 +13,16 @@ PACKAGE = Path(__file__).parents[1] / "jupyter_gpumem"
 
 # a module imports from its own layer and from those before it, never from a later one
 LAYERS = {
-    "values": "errors sizes readings cards holders freed",
+    "values": "advised errors sizes readings cards holders freed",
     "sources": """
         allocator attributes blocks device failures frames graph heap nvml observer peaks processes reach simgpu
         simgpu.build simgpu.locate tensors
     """,
     "work": """
-        accounts activations advice cells cuts cutting cycles describe dominators explain fits fitting held history
-        holdings leak_report literals meter names next_step oom parts passes paths provenance quick referrers rehearsal
-        release remedies rerun roots scene search shares trails unreached variables where
+        accounts activations advice cells changes copies cuts cutting cycles describe dominators explain fits fitting
+        held history holdings leak_report literals meter moments names next_step oom parts passes paths provenance
+        quick rebinding referrers rehearsal release remedies replaced rerun roots scene search shares surroundings
+        together trails unreached variables where
     """,
     "show": """
         monitor panel panel.actions panel.closing panel.holders panel.live plot render

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from jupyter_gpumem.cells import CellRecord, DeviceChange
-from jupyter_gpumem.render.layout import Block, Page, Row, Span, delta, exact, quiet, shorten, size
+from jupyter_gpumem.render.layout import Block, Page, Row, Span, code, delta, exact, quiet, shorten, size
+from jupyter_gpumem.replaced import Replaced
 from jupyter_gpumem.sizes import format_bytes, format_delta
 from jupyter_gpumem.variables import VariableChange
 
@@ -14,14 +15,15 @@ def line_page(record: CellRecord, changes: Sequence[DeviceChange]) -> Page:
     return Page((Block(rows, flow=True), Block(_sizes_note(record), flow=True)), spaced=False)
 
 
-def detail_page(record: CellRecord, variables: Sequence[VariableChange]) -> Page:
-    """Write one cell in detail: a table a device, then what became of the variables."""
+def detail_page(record: CellRecord, variables: Sequence[VariableChange], replaced: Sequence[Replaced] = ()) -> Page:
+    """Write one cell in detail: a table a device, what became of the variables, what could have gone before."""
     changes = [change for change in record.devices if change.moved or change.after.reserved_bytes]
     blocks = [_detail(record, change) for change in changes]
     if not changes:
         blocks = [Block(((quiet("no GPU memory moved: CUDA has not started, or nothing is on the device"),),))]
     elif variables:
         blocks.append(_variables(variables))
+        blocks += [_replaced(one) for one in replaced]
     note = _sizes_note(record)
     return Page((*blocks, Block(note)) if note else tuple(blocks))
 
@@ -147,6 +149,18 @@ def _variables(variables: Sequence[VariableChange]) -> Block:
     for variable in variables:
         rows.append((Span(f"  {shorten(variable.name, 40)}"), size(variable.holds_bytes), quiet(variable.change)))
     return Block(tuple(rows))
+
+
+def _replaced(replaced: Replaced) -> Block:
+    plural = len(replaced.names) > 1
+    was, built = ("were", "their replacements were") if plural else ("was", "its replacement was")
+    most = "" if replaced.exact else "up to "
+    names = ", ".join(replaced.names)
+    text = f"{names} {was} still bound while {built} built: {most}{format_bytes(replaced.nbytes)} of the peak"
+    title = f"{replaced.nbytes:,} bytes on GPU {replaced.device}"
+    return Block(
+        ((Span(text, title), code(f"%gpu_free {' '.join(replaced.names)}"), quiet("before this cell")),), flow=True
+    )
 
 
 def _history_row(record: CellRecord, change: DeviceChange, *, first: bool) -> Row:
