@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from jupyter_gpumem.accounts import Account
-    from jupyter_gpumem.advice import Advice
+    from jupyter_gpumem.advised import Advice
     from jupyter_gpumem.fitting import FitResult
     from jupyter_gpumem.freed import FreeReport
     from jupyter_gpumem.holders import LeakReport

@@ -1,7 +1,7 @@
 """Reading the autograd graph of a scan, and the rows of blocks in a model, as figures that hold nothing."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +19,14 @@ def read_activations(live: LiveTensors, torch: ModuleType, device: int | None = 
     with plain_reads(torch):
         reader = _Reader(live, torch, device)
         return Activations(tuple(reader.read(item, positions) for item in order))
+
+
+def read_tensors(live: LiveTensors, torch: ModuleType, tensors: Iterable[Any], device: int | None) -> Activations:
+    """Read tensors that have no graph as one step that saved them, without weights and what else has a role."""
+    with plain_reads(torch):
+        reader = _Reader(live, torch, device)
+        saved = [one for tensor in tensors for one in reader.saved(tensor, None)]
+    return Activations((Node("", [one for one in saved if live.storages[one.key].role == "other"]),))
 
 
 def _in_order(live: LiveTensors) -> list[Any]:
@@ -55,11 +63,12 @@ class _Reader:
         self._sizes: dict[str, int] = {str(dtype): dtype.itemsize for dtype in _dtypes(torch)}
 
     def read(self, item: Any, positions: Mapping[int, int]) -> Node:
+        """Read one node of the graph."""
         node = Node(type_name(item))
         operands = _operands(item)
         for child, how in self._live.graph.links.get(id(item), ()):
             if how == "saved":
-                node.saved += self._saved(child, operands.get(id(child)))
+                node.saved += self.saved(child, operands.get(id(child)))
             elif how == "variable":
                 node.parameter = id(child)
         following = _native(item, "next_functions") or ()
@@ -71,7 +80,8 @@ class _Reader:
         node.result_bytes = tuple(self._bytes_of(one) for one in _native(item, "_input_metadata") or ())
         return node
 
-    def _saved(self, tensor: Any, operand: int | None) -> Iterator[Saved]:
+    def saved(self, tensor: Any, operand: int | None) -> Iterator[Saved]:
+        """Give what is saved with a tensor on the device."""
         for key in self._live.keys_of(id(tensor))[:1]:
             if self._device is None or key[0] == self._device:
                 facts = self._live.storages[key]

@@ -1,14 +1,16 @@
 """What one scan of the heap found, by the names a user knows."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
 from jupyter_gpumem.activations import Activations
-from jupyter_gpumem.passes import read_activations
+from jupyter_gpumem.frames import local_variables
+from jupyter_gpumem.heap import is_exactly
+from jupyter_gpumem.passes import read_activations, read_tensors
 from jupyter_gpumem.tensors import Key, LiveTensors
-from jupyter_gpumem.where import module_names
+from jupyter_gpumem.where import Spot, is_recording, module_names, network_calls
 
 _BATCH_NAME = re.compile(r"bs|b|n|batch|.*batch.*", re.IGNORECASE)
 
@@ -16,13 +18,25 @@ _BATCH_NAME = re.compile(r"bs|b|n|batch|.*batch.*", re.IGNORECASE)
 class Scene:
     """What one scan found, by the names a user knows. Holds the heap: lives within one call."""
 
-    def __init__(self, live: LiveTensors, torch: ModuleType, names: dict[str, Any], device: int | None) -> None:
+    def __init__(
+        self,
+        live: LiveTensors,
+        torch: ModuleType,
+        names: dict[str, Any],
+        device: int | None,
+        spots: Sequence[Spot] = (),
+    ) -> None:
         self.live, self.torch, self.names, self.device = live, torch, names, device
         self.activations: Activations = read_activations(live, torch, device)
-        passes = self.activations.passes()
-        self.largest = max(passes, key=lambda one: one.nbytes, default=self.activations)
+        passes = [one for one in self.activations.passes() if one.nbytes] or [self.activations]
+        self.largest = max(passes, key=lambda one: one.nbytes)
         """The graph that saved most: one forward pass, where several are kept."""
-        self.latest = passes[0] if passes else self.activations
+        self.latest = passes[0]
+        """The graph of the pass under way; without one what the running calls of a network hold."""
+        if not self.activations.nbytes and spots:
+            self.latest = self._held_by_calls(spots)
+            if is_recording(spots, torch):
+                self.largest = self.latest
         self.modules = module_names((names,))
         self.roots = [(name, value) for name, value in names.items() if self.modules.get(id(value)) == name]
 
@@ -53,10 +67,11 @@ class Scene:
 
     def tensors_in(self, value: object) -> list[Any]:
         """Return the tensors that a value is or directly contains."""
-        if isinstance(value, dict):
-            value = list(value.values())
-        items = value if type(value) in (list, tuple) else (value,)
-        return [item for item in items if id(item) in self.live.graph.tensors]  # type: ignore[attr-defined]
+        if issubclass(type(value), dict):
+            items: Iterable[Any] = tuple(dict.values(value))  # type: ignore[arg-type]  # asked above
+        else:
+            items = tuple(value) if is_exactly(value, (list, tuple)) else (value,)  # type: ignore[arg-type]
+        return [item for item in items if id(item) in self.live.graph.tensors]
 
     def held_by_variables(self) -> set[Key]:
         """Return the storages of tensors without a graph that variables hold, such as a batch of inputs."""
@@ -68,6 +83,12 @@ class Scene:
             if not any(how == "graph" for _node, how in links.get(id(tensor), ()))
             for key in self.live.keys_of(id(tensor))
         }
+
+    def _held_by_calls(self, spots: Sequence[Spot]) -> Activations:
+        """Return what the running calls of a network hold: under ``no_grad`` and in compiled code there is no graph."""
+        values = (value for frame in network_calls(spots, self.torch) for _name, value in local_variables(frame))
+        tensors = {id(one): one for value in values for one in self.tensors_in(value)}
+        return read_tensors(self.live, self.torch, tensors.values(), self.device)
 
     def nbytes_of(self, tensors: Iterable[Any]) -> int:
         """Return the bytes of the storages of some tensors, each once."""

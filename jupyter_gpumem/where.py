@@ -99,6 +99,34 @@ def find_place(shell: "InteractiveShell | None", spots: Sequence[Spot]) -> Place
     return Place(line, name, cell, None if cell is not None else Path(_file(frame)).name, inner_line, module)
 
 
+def namespace_of(shell: "InteractiveShell | None") -> dict[str, Any]:
+    """Return the user's variables: the shell's, without one those of ``__main__``."""
+    return vars(sys.modules["__main__"]) if shell is None else shell.user_ns
+
+
+def variables_at(shell: "InteractiveShell | None", spots: Sequence[Spot]) -> dict[str, Any]:
+    """Return the variables a user knows at a place: the notebook's, and over them those of the functions that run."""
+    cells = CellFinder(shell)
+    names = dict(namespace_of(shell))
+    for frame, _line in spots:
+        if _is_function(frame) and _is_users(frame, cells):
+            names.update((name, value) for name, value in local_variables(frame) if name != "self")
+    return names
+
+
+def network_calls(spots: Sequence[Spot], torch: ModuleType) -> list[FrameType]:
+    """Return the frames from the outermost call of a network inwards."""
+    frames = [frame for frame, _line in spots]
+    start = (at for at, frame in enumerate(frames) if _may_be_method(frame) and _own_module(frame, torch) is not None)
+    return frames[next(start, len(frames)) :]
+
+
+def is_recording(spots: Sequence[Spot], torch: ModuleType) -> bool:
+    """Tell whether an ``autograd.Function`` runs, as in compiled code: what it makes is kept for backward."""
+    held = (value for frame, _line in spots for _name, value in local_variables(frame))
+    return any(issubclass(type(value), torch._C._FunctionBase) for value in held)
+
+
 def module_names(namespaces: Iterable[dict[str, Any]]) -> dict[int, str]:
     """Return the path of each ``nn.Module`` that the variables of some namespaces lead to, by its address."""
     torch = torch_module()

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from jupyter_gpumem.advice import Advice, advise
+from jupyter_gpumem.advice import advise
+from jupyter_gpumem.advised import Advice
 from jupyter_gpumem.render.advise import advise_page
 from jupyter_gpumem.render.layout import to_html, to_text
 from tests.conftest import Shell, empty_gpu

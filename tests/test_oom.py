@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from jupyter_gpumem import simgpu
+from jupyter_gpumem import oom, simgpu
 from jupyter_gpumem.failures import asked_bytes, device_of, find_out_of_memory, free_bytes, total_bytes, worker_of
-from jupyter_gpumem.oom import OomMoment, OomReport
+from jupyter_gpumem.moments import OomMoment, look_around
+from jupyter_gpumem.oom import OomReport
 from jupyter_gpumem.render.layout import to_html, to_text
 from jupyter_gpumem.render.oom import oom_page
 from jupyter_gpumem.where import Place
@@ -107,7 +108,7 @@ def test_a_handled_failure_is_told_with_its_place_and_the_account_of_its_moment(
     )
     assert shown.error is None
     assert headline(shown) == (
-        "Ran out of memory 3 times and went on, the last time in cell 5 line 3, in take() (cell 3 line 3): "
+        "Ran out of memory 3 times and went on, the first time in cell 5 line 3, in take() (cell 3 line 3): "
         "asked for 99.0 GiB on GPU 0"
     )
     assert any(line.split() == ["other", "tensors", "2.00", "GiB", "1", "tensor"] for line in shown.text.splitlines())
@@ -219,10 +220,22 @@ def test_a_limit_of_this_process_is_told(ready: Shell) -> None:
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert "  this process may take 6.00 GiB at most: its own limit" in shown.text.splitlines()
+    assert "→ %gpumem limit off" in shown.text
 
 
-def test_more_than_the_device_has_is_told(ready: Shell) -> None:
-    assert "  more than the whole device has (24.0 GiB)" in ready.run("take(99)").text.splitlines()
+@pytest.mark.parametrize("gib", [99, 23.75])
+def test_of_more_than_the_empty_device_has_no_freeing_is_advised(ready: Shell, gib: float) -> None:
+    ready.run("rows = [take(1) for _ in range(8)]\ndel rows[::2]\nkept = take(2)")
+    simgpu.configure(other_processes=[(4242, GIB)])
+    try:
+        shown = ready.run(f"take({gib})")
+    finally:
+        simgpu.configure(other_processes=[])
+    assert (
+        "  more than the whole empty device has (23.5 GiB): no freeing helps, only a smaller tensor, dtype or batch"
+    ) in shown.text.splitlines()
+    assert "→" not in shown.text
+    assert "largest holders" not in shown.text
 
 
 def test_other_processes_are_told(ready: Shell) -> None:
@@ -328,3 +341,86 @@ def test_the_batch_that_would_have_got_past_is_estimated(ready: Shell) -> None:
     better = ready.run(f"batch_size = {int(found[1]) * 95 // 100}\nout = forward()")
     assert int(re.search(r"layers\[(\d+)\]", headline(better))[1]) > failed_at
     assert 0.8 * 524288 < int(found[1]) < 524288
+
+
+TRAIN = """import torch
+net = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.Tanh()) for _ in range(16)])
+net = net.cuda()
+def inputs(n): return torch.ones(n, 1024, device="cuda")
+def train(net, size): net(inputs(size)).sum().backward()
+def attempt(size):
+    try:
+        train(net, size)
+    except torch.OutOfMemoryError:
+        print("too much")
+"""
+
+
+def advised(outputs: Outputs) -> list[str]:
+    """Return the first line of each piece of advice in a report."""
+    lines = outputs.text.splitlines()
+    lines = lines[lines.index("what would help, most first") + 1 :]
+    return [line.split("   ", 1)[1] for line in lines if "iB   " in line]
+
+
+def test_advice_after_a_failure_that_was_handled_is_that_of_a_raised_one(ready: Shell) -> None:
+    ready.run(TRAIN)
+    raised = advised(ready.run("train(net, 524288)"))
+    ready.run("%gpu_free")
+    handled = ready.run("attempt(524288)")
+    assert handled.error is None
+    assert advised(handled) == [line for line in raised if "kept by the last error" not in line]
+    assert any("checkpoint net: 16 x Sequential" in line for line in advised(handled))
+    assert any("gradient accumulation: each of 524288 samples takes" in line for line in advised(handled))
+    assert torch.cuda.memory_allocated() < GIB
+
+
+def test_a_loop_that_tries_a_hundred_times_is_looked_at_once(ready: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    monkeypatch.setattr(oom, "look_around", lambda *args: looks.append(args[1]) or look_around(*args))
+    ready.run("def attempt(gib):\n    try:\n        take(gib)\n    except RuntimeError:\n        pass")
+    shown = ready.run("for n in range(100):\n    attempt(23.5 - n / 1000)\nattempt(1)".replace("23.5", "24.5"))
+    assert headline(shown).startswith("Ran out of memory 100 times and went on, the first time in cell 5 line 2")
+    assert "asked for 24.5 GiB" in headline(shown)
+    assert len(looks) == 1
+
+
+def test_the_report_of_a_cell_that_ends_in_a_later_failure_is_of_that_one(ready: Shell) -> None:
+    ready.run(TRAIN)
+    shown = ready.run("attempt(1 << 23)\ntrain(net, 524288)")
+    assert headline(shown).startswith("Out of memory in cell 5 line 2, in net[")
+    assert any("524288 samples" in line for line in advised(shown))
+
+
+@pytest.mark.parametrize(
+    "before", ["", "try: train(fast, batch_size)\nexcept RuntimeError: pass\nelse: raise SystemExit"]
+)
+def test_compiled_code_without_a_graph_is_judged_by_what_its_calls_hold(ready: Shell, before: str) -> None:
+    ready.run(TRAIN + "batch_size = 524288; fast = torch.compile(net, backend='aot_eager')\ntrain(fast, 8)")
+    shown = ready.run(before or "train(fast, batch_size)")
+    found = re.search(r"a batch of at most (\d+) would have got past this \(524288 was asked\)", shown.text)
+    assert found is not None
+    assert 0.8 * 524288 < int(found[1]) < 524288
+    assert any("gradient accumulation: each of 524288 samples takes" in line for line in advised(shown))
+    assert "→ batch_size = 262144" in shown.text
+
+
+def test_a_batch_of_an_evaluation_without_a_graph_is_estimated(ready: Shell) -> None:
+    ready.run(TRAIN + "wide = torch.nn.Sequential(torch.nn.Linear(1024, 8192), torch.nn.Linear(8192, 8)).cuda()")
+    ready.run("@torch.no_grad()\ndef evaluate(model, rows, bs):\n    return [model(inputs(bs)) for _ in range(rows)]")
+    shown = ready.run("evaluate(wide, 1, 800 << 10)")
+    found = int(re.search(r"a batch of at most (\d+) would have got past this \(819200 was asked\)", shown.text)[1])
+    assert "→ %%gpu_fit bs" in shown.text
+    assert "gradient accumulation" not in shown.text
+    ready.run("%gpu_free")
+    # a library takes 32 MiB of its own
+    assert ready.run(f"evaluate(wide, 1, {found * 99 // 100})").error is None
+    ready.run("%gpu_free")
+    assert ready.run(f"evaluate(wide, 1, {found * 101 // 100})").error == "OutOfMemoryError"
+
+
+def test_a_model_and_a_batch_size_that_only_a_function_knows_are_named_as_there(ready: Shell) -> None:
+    ready.run(TRAIN + "def main():\n    mlp, bs = net, 524288\n    del globals()['net']\n    train(mlp, bs)")
+    shown = ready.run("main()")
+    assert "→ bs = 262144" in shown.text
+    assert any("checkpoint mlp: 16 x Sequential" in line for line in advised(shown))

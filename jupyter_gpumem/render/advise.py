@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from jupyter_gpumem.advice import Advice
+from jupyter_gpumem.advised import Advice
 from jupyter_gpumem.render.layout import Block, Page, Row, Span, code, quiet, size
 
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from jupyter_gpumem.oom import OomHolder, OomMoment, OomReport
+from jupyter_gpumem.moments import OomMoment
+from jupyter_gpumem.oom import OomHolder, OomReport
 from jupyter_gpumem.render.account import account_page
 from jupyter_gpumem.render.advise import advice_rows
 from jupyter_gpumem.render.layout import Block, Page, Row, Span, exact, quiet, shorten, size
@@ -37,7 +38,7 @@ def _headline(report: OomReport) -> str:
         return f"Out of memory in {where}"
     if report.failed == 1:
         return f"Ran out of memory once and went on, in {where}"
-    return f"Ran out of memory {report.failed} times and went on, the last time in {where}"
+    return f"Ran out of memory {report.failed} times and went on, the first time in {where}"
 
 
 def _label(moment: OomMoment) -> str:
@@ -56,7 +57,8 @@ def _why(moment: OomMoment) -> Iterator[Row]:
 def _cause(moment: OomMoment) -> str:
     others = moment.others_bytes
     return {
-        "larger than the device": f"more than the whole device has ({format_bytes(moment.total_bytes)})",
+        "larger than the device": f"more than the whole empty device has ({format_bytes(moment.most_bytes)}): "
+        "no freeing helps, only a smaller tensor, dtype or batch",
         "fragmented": "fragmented: there is enough free memory, in pieces that are too small",
         "limit": f"this process may take {format_bytes(moment.limit_bytes)} at most: its own limit",
         "other processes": f"other processes hold {format_bytes(others)}: without them it would have fitted",
