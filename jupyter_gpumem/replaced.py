@@ -10,7 +10,7 @@ from jupyter_gpumem.blocks import read_blocks
 from jupyter_gpumem.device import cuda_started, current_probe
 from jupyter_gpumem.holdings import StorageMark, storages_held_by
 from jupyter_gpumem.peaks import Scope, tracker
-from jupyter_gpumem.rebinding import names_in_loops, rebound_names
+from jupyter_gpumem.rebinding import is_in_loop, names_in_loops, rebound_names
 from jupyter_gpumem.tensors import Key
 from jupyter_gpumem.together import kept_by_names
 
@@ -169,7 +169,30 @@ def _saved_bytes(intervals: list[_Interval], groups: list[_Group]) -> int:
     return peak - max(interval.floor - old(place) for place, interval in enumerate(intervals))
 
 
-def still_bound(shell: "InteractiveShell", source: str, line: int, device: int) -> Replaced | None:
-    """Return the variables that a cell which stopped at a line was about to bind anew, and what they keep."""
+@dataclass(frozen=True, slots=True)
+class StillBound:
+    """Variables that a cell which stopped was about to bind anew: what they keep in bytes, and how to let it go."""
+
+    names: tuple[str, ...]
+    nbytes: int
+    code: str
+    when: str
+
+    @property
+    def label(self) -> str:
+        """Say why it is here."""
+        return f"{', '.join(self.names)}: still bound while what replaces {'them' if len(self.names) > 1 else 'it'} is built"
+
+
+def still_bound(shell: "InteractiveShell", cell: int | None, line: int | None, device: int) -> StillBound | None:
+    """Return what a cell of the history that stopped at a line was about to bind anew, where that keeps memory."""
+    history = shell.user_ns.get("_ih", ())
+    if cell is None or line is None or cell >= len(history) or not cuda_started():
+        return None
+    source = str(history[cell])
     names, nbytes = kept_by_names(shell, rebound_names(source, line) & shell.user_ns.keys(), device)
-    return Replaced(names, device, nbytes) if nbytes else None
+    if not nbytes:
+        return None
+    if is_in_loop(source, line):
+        return StillBound(names, nbytes, f"{' = '.join(names)} = None", f"in the cell, just before line {line}")
+    return StillBound(names, nbytes, f"%gpu_free {' '.join(names)}", "then run the cell again")

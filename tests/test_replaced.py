@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from jupyter_gpumem.rebinding import is_in_loop, names_in_loops, rebound_names
-from jupyter_gpumem.replaced import still_bound
+from jupyter_gpumem.replaced import StillBound, still_bound
 from tests.conftest import Shell, empty_gpu
 
 MIB = 1024**2
@@ -113,21 +113,33 @@ def test_watching_keeps_nothing_alive_and_leaves_the_users_own_peak_right(ready:
     assert torch.cuda.memory_allocated() == 0
 
 
+def stopped(shell: Shell, cell: str, line: int) -> StillBound | None:
+    shell.ns["_ih"].append(cell)
+    return still_bound(shell.ip, len(shell.ns["_ih"]) - 1, line, 0)
+
+
 def test_a_cell_that_stopped_names_what_it_was_about_to_replace(ready: Shell) -> None:
     ready.run("net = Net(); opt = torch.optim.SGD(net.parameters()); other = T(3); x = T(8)\nx")
     cell = "y = 1\nnet = Net()\nopt = torch.optim.SGD(net.parameters())\nx = T(8)\nother = other + 1"
-    found = still_bound(ready.ip, cell, 2, 0)
+    found = stopped(ready, cell, 2)
     assert found is not None
     assert (found.names, found.nbytes) == (("net", "opt", "x"), NET + 8 * MIB)
     before = torch.cuda.memory_allocated()
-    ready.run("%gpu_free -q net opt x")
+    ready.run(found.code)
     assert before - torch.cuda.memory_allocated() == found.nbytes
-    assert still_bound(ready.ip, cell, 2, 0) is None
+    assert stopped(ready, cell, 2) is None
+
+
+def test_in_a_loop_the_old_value_goes_within_it(ready: Shell) -> None:
+    ready.run("x = T(8)")
+    found = stopped(ready, "for size in sizes:\n    x = T(size)", 2)
+    assert found is not None
+    assert (found.code, found.when) == ("x = None", "in the cell, just before line 2")
 
 
 def test_a_model_whose_optimizer_stays_gives_nothing_back(ready: Shell) -> None:
     ready.run("net = Net(); opt = torch.optim.SGD(net.parameters())")
-    assert still_bound(ready.ip, "net = Net()", 1, 0) is None
+    assert stopped(ready, "net = Net()", 1) is None
 
 
 @pytest.mark.parametrize(
