@@ -181,7 +181,8 @@ class StillBound:
     @property
     def label(self) -> str:
         """Say why it is here."""
-        return f"{', '.join(self.names)}: still bound while what replaces {'them' if len(self.names) > 1 else 'it'} is built"
+        them = "them" if len(self.names) > 1 else "it"
+        return f"{', '.join(self.names)}: still bound while what replaces {them} is built"
 
 
 def still_bound(shell: "InteractiveShell", cell: int | None, line: int | None, device: int) -> StillBound | None:

@@ -169,3 +169,18 @@ def test_what_a_loop_runs_again() -> None:
     source = "x = 1\nfor i in y:\n    a = 1\n    while a:\n        b = 2\nc = 3"
     assert names_in_loops(source) == {"i", "a", "b"}
     assert [is_in_loop(source, line) for line in range(1, 7)] == [False, False, True, True, True, False]
+
+
+def test_a_model_cell_that_runs_out_the_second_time_is_told_to_free_the_first_model(ready: Shell) -> None:
+    cell = "net = Net(14 << 10)\nopt = torch.optim.SGD(net.parameters())"
+    assert ready.run(cell).error is None
+    first = torch.cuda.memory_allocated()
+    outputs = ready.run(cell)
+    assert outputs.error == "OutOfMemoryError"
+    lines = [line.strip() for line in outputs.text.splitlines()]
+    (place,) = (place for place, line in enumerate(lines) if "still bound while what replaces them is built" in line)
+    assert lines[place].startswith("14.0 GiB   net, opt: still bound")
+    assert lines[place + 1].startswith("→ %gpu_free net opt")
+    ready.run("%gpu_free -q net opt")
+    assert torch.cuda.memory_allocated() == 0 < first
+    assert ready.run(cell).error is None
