@@ -15,13 +15,12 @@ from jupyter_gpumem.peaks import tracker
 from jupyter_gpumem.processes import ProcessName, name_processes
 from jupyter_gpumem.readings import DeviceSnapshot, MemoryProbe
 from jupyter_gpumem.render.chart import CellMark, Chart
-from jupyter_gpumem.sampler import SPAN_SECONDS, History
+from jupyter_gpumem.sampler import History
 
 _OTHERS_SECONDS = 5.0  # between two questions to NVML: they cost milliseconds on a real driver
 _HOST_STEP = 1024**2
 _MAX_CELLS = 500
 _STEPS = 120  # of the chart's end, in one window
-_WINDOWS = (60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +69,6 @@ class Monitor:
         self.clock = clock
         self._wall = wall
         self._probe = probe
-        first = recorder.records[0].started if recorder.records else clock()
-        self._began = max(first, clock() - SPAN_SECONDS)
         self._names: dict[int, tuple[str, str]] = {}
         self._kind = ""
         self._out_of_memory: dict[int, int] = {}
@@ -136,8 +133,7 @@ class Monitor:
         self._known.update(zip(new, name_processes(new), strict=True))
 
     def chart(self, device: int, window_seconds: float, total_bytes: int | None = None) -> Chart:
-        """Gather what the chart of a device shows: as much of the window as there is history for."""
-        window_seconds = self._window(window_seconds)
+        """Gather what the chart of a device shows; where a window begins before the first sample it is empty."""
         # the end moves in steps, so that columns do not shimmer
         step = window_seconds / _STEPS
         end = (self.clock() // step + 1) * step
@@ -156,11 +152,6 @@ class Monitor:
             memory_word="allocated" if self._kind == "cuda" else "held by this process",
             kills=tuple(self._kills.get(device, ())),
         )
-
-    def _window(self, window_seconds: float) -> float:
-        """Return the smallest window that holds all there is to show, up to the one chosen."""
-        age = self.clock() - self._began
-        return min(next((fit for fit in _WINDOWS if fit >= age), window_seconds), window_seconds)
 
     def _cells(self, device: int, start: float) -> tuple[CellMark, ...]:
         records = [r for r in self.recorder.records[-_MAX_CELLS:] if r.depth == 0 and (r.ended or start) >= start]

@@ -1,8 +1,10 @@
 """The comm to the front end's sidebar: opens the panel there, and learns whether anybody sees it."""
 
+import uuid
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jupyter_gpumem.errors import GpuMemError
+from jupyter_gpumem.render.layout import Block, Page, quiet, to_html, to_text
 from jupyter_gpumem.subshell import let_clicks_use_the_subshell
 
 if TYPE_CHECKING:
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
     from jupyter_gpumem.panel import Panel
 
 TARGET = "jupyter_gpumem"
+
+_ANSWER_SECONDS = 1.5
 
 
 class SidebarOptions(Protocol):
@@ -35,6 +39,7 @@ class Sidebar:
         self._comms: list[Any] = []
         self._viewers: set[str] = set()
         self._answered = False
+        self._asked = ""
         self._closed = False
         self.panel: Panel | None = None
 
@@ -45,7 +50,13 @@ class Sidebar:
         import comm
 
         comm.get_comm_manager().register_target(TARGET, self._opened)
-        self._take(comm.create_comm(target_name=TARGET, data={"reveal": bool(self._options.open_sidebar)}))
+        if self._asked_by_a_person():
+            self._take(comm.create_comm(target_name=TARGET, data={"reveal": bool(self._options.open_sidebar)}))
+
+    def _asked_by_a_person(self) -> bool:
+        """Tell a front end from a program that runs notebooks: nbconvert answers no question and warns of a comm."""
+        parent: dict[str, Any] = self._shell.kernel.get_parent("shell")  # type: ignore[attr-defined]  # ipykernel's
+        return bool(parent.get("content", {}).get("allow_stdin", True))
 
     def _opened(self, channel: Any, _message: Any) -> None:
         """Take a comm that a front end opened by itself."""
@@ -62,7 +73,7 @@ class Sidebar:
         """Hear a window of the front end: it is there, it shows the panel, it no longer does."""
         method, client = data.get("method"), str(data.get("client"))
         if method == "hello":
-            self._answered = True
+            self._answered, self._asked = True, ""
             if self.panel is not None:
                 self.panel.moved_to_sidebar()
         elif method == "shown":
@@ -97,10 +108,8 @@ class Sidebar:
         """Tell whether a front end with a sidebar has answered."""
         return self._answered and bool(self._comms)
 
-    def show(self) -> str | None:
+    def show(self) -> None:
         """Open the sidebar, or show the panel below the running cell where there is none.
-
-        Returns what is left to say, or None.
 
         Raises
         ------
@@ -109,12 +118,33 @@ class Sidebar:
         """
         if getattr(self._shell, "kernel", None) is None:
             raise GpuMemError("the panel needs a notebook; %gpumem says the same in a terminal")
-        if self.in_sidebar:
-            for channel in self._comms:
-                channel.send({"method": "reveal"})
-            return "The panel is in the right sidebar."
-        self._make_panel().show()
-        return None
+        if not self._asked_by_a_person():
+            self._say("The panel is live, in a notebook that somebody has open; %gpumem says the same here.")
+        elif self.in_sidebar:
+            self._reveal()
+        else:
+            self._make_panel().show()
+
+    def _reveal(self) -> None:
+        """Ask every window to open its sidebar; if none is left that answers, the panel is shown here after all."""
+        self._asked = asked = uuid.uuid4().hex
+        for channel in self._comms:
+            channel.send({"method": "reveal"})
+        self._say("The panel is in the right sidebar.", asked)
+        # an answer may lie behind the running cell: the wait begins when that has ended
+        loop = self._shell.kernel.io_loop  # type: ignore[attr-defined]  # ipykernel's
+        loop.add_callback(loop.call_later, _ANSWER_SECONDS, self._not_answered, asked)
+
+    def _say(self, words: str, display_id: str = "") -> None:
+        page = Page((Block(((quiet(words),),)),))
+        data = {"text/plain": to_text(page), "text/html": to_html(page)}
+        self._shell.display_pub.publish(data, transient={"display_id": display_id} if display_id else {})
+
+    def _not_answered(self, asked: str) -> None:
+        if self._asked == asked and not self._closed:
+            self._answered = False
+            self._viewers.clear()
+            self._make_panel().show(instead_of=asked)
 
     def close(self) -> None:
         """Close the comm and the panel; safe to call twice."""

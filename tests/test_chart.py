@@ -56,11 +56,12 @@ def test_the_top_is_never_above_the_device() -> None:
     assert scale_of(chart(flat(23 * GIB), total_bytes=24 * GIB)) == 24 * GIB
 
 
-def test_a_limit_near_what_is_used_is_drawn_and_one_far_above_is_not() -> None:
-    near = chart(flat(4 * GIB), limit_bytes=8 * GIB)
-    assert scale_of(near) == 12 * GIB
-    assert path(render_chart(near), "l")
-    assert not path(render_chart(chart(flat(MIB), limit_bytes=8 * GIB)), "l")
+@pytest.mark.parametrize("used", [MIB, 4 * GIB])
+def test_a_limit_is_drawn_however_far_above_what_is_used(used: int) -> None:
+    limited = chart(flat(used), limit_bytes=8 * GIB)
+    assert scale_of(limited) == 12 * GIB
+    assert path(render_chart(limited), "l") == "M0 34h300"
+    assert not path(render_chart(chart(flat(used))), "l")
 
 
 def test_a_spike_of_one_sample_among_thousands_is_drawn_at_its_height() -> None:
@@ -100,6 +101,15 @@ def test_a_running_and_a_failed_cell_say_so() -> None:
 def test_cells_too_close_to_tell_apart_share_one_region() -> None:
     cells = [CellMark(10 + i / 100, 10 + i / 100, i, f"line {i}", peak_bytes=i * MIB) for i in range(1, 6)]
     assert Titles(render_chart(chart(flat(1), cells))).titles == ["Cells 1 to 5, last: line 5 · peak 5.00 MiB"]
+
+
+def test_a_few_cells_are_told_apart_a_second_from_each_other_and_many_are_gathered() -> None:
+    few = [CellMark(10 + i, 11 + i, i, f"line {i}") for i in range(1, 6)]
+    assert [title[:6] for title in Titles(render_chart(chart(flat(1), few))).titles] == [
+        f"Cell {i}" for i in range(1, 6)
+    ]
+    many = [CellMark(i, 1 + i, i, f"line {i}") for i in range(1, 51)]
+    assert len(Titles(render_chart(chart(flat(1), many))).titles) <= 16
 
 
 def test_cells_before_the_window_are_not_drawn() -> None:

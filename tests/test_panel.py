@@ -179,7 +179,18 @@ def test_a_tick_draws_the_figures_of_the_device(setup: Setup) -> None:
     setup.tick()
     for text in ("GPU 0", "1.00 GiB", "2.00 GiB", "24.0 GiB", "outside torch", "5.00 GiB", "16.0 GiB"):
         assert text in setup.html
-    assert "1,073,741,824 bytes" in setup.html
+    assert 'title="allocated 1,073,741,824 bytes"' in setup.html
+    assert '<div title="1,073,741,824 bytes">1.00 GiB</div>' in setup.html
+
+
+def test_a_limit_is_drawn_and_said_beside_the_lines(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup.look()
+    setup.tick()
+    assert "limit" not in setup.html
+    monkeypatch.setattr(Monitor, "limit", lambda _self, _device: 18 * GIB)
+    setup.tick()
+    assert "</svg>limit 18.0 GiB</span>" in setup.html
+    assert "<path class=gm-l " in setup.html
 
 
 def test_nothing_is_sent_while_nothing_has_changed(setup: Setup) -> None:
@@ -248,6 +259,7 @@ def test_several_devices_can_be_chosen_from_and_one_needs_no_choice(setup: Setup
     setup.probe.put(7 * GIB, device=3)
     setup.tick()
     assert [label for label, _device in chooser.options] == ["GPU 0", "GPU 3"]
+    assert 'role=img aria-label="GPU 0: 1.00 GiB, GPU 3: 7.00 GiB"' in setup.html
     assert chooser.layout.display == ""
     chooser.value = 3
     setup.tick()

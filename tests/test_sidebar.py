@@ -42,17 +42,42 @@ class FakePanel:
     def moved_to_sidebar(self) -> None:
         self.log.append("moved")
 
-    def show(self) -> None:
-        self.log.append("shown inline")
+    def show(self, instead_of: str | None = None) -> None:
+        self.log.append("shown inline" if instead_of is None else f"shown instead of {instead_of}")
 
     def close(self) -> None:
         self.log.append("closed")
 
 
 @dataclass
+class FakeShell:
+    """A shell of a kernel whose loop is the test's; ``asked_by`` is the content of the running request."""
+
+    asked_by: dict[str, Any] = field(default_factory=dict)
+    published: list[tuple[str, str]] = field(default_factory=list)
+    soon: list[Any] = field(default_factory=list)
+    later: list[Any] = field(default_factory=list)
+
+    @property
+    def kernel(self) -> Any:
+        loop = SimpleNamespace(
+            add_callback=lambda call, *arguments: self.soon.append(lambda: call(*arguments)),
+            call_later=lambda _seconds, call, *arguments: self.later.append(lambda: call(*arguments)),
+        )
+        return SimpleNamespace(io_loop=loop, get_parent=lambda _channel: {"content": self.asked_by})
+
+    @property
+    def display_pub(self) -> Any:
+        return SimpleNamespace(
+            publish=lambda data, transient: self.published.append((data["text/plain"], transient.get("display_id", "")))
+        )
+
+
+@dataclass
 class Setup:
     sidebar: Sidebar
     channel: Channel
+    shell: FakeShell
 
     @property
     def panel(self) -> Any:
@@ -63,11 +88,16 @@ class Setup:
 def setup(monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
     monkeypatch.setattr(comm, "create_comm", lambda **options: Channel(options))
     monkeypatch.setattr(panel, "Panel", FakePanel)
-    options = SimpleNamespace(interval=0.5, scan_seconds=10.0, open_sidebar=True)
-    sidebar = Sidebar(SimpleNamespace(kernel=object()), None, options)  # type: ignore[arg-type]  # fakes
+    shell = FakeShell()
+    sidebar = _sidebar(shell)
     sidebar.start()
-    yield Setup(sidebar, sidebar._comms[0])
+    yield Setup(sidebar, sidebar._comms[0], shell)
     sidebar.close()
+
+
+def _sidebar(shell: Any) -> Sidebar:
+    options = SimpleNamespace(interval=0.5, scan_seconds=10.0, open_sidebar=True)
+    return Sidebar(shell, None, options)  # type: ignore[arg-type]  # fakes
 
 
 def test_loading_offers_the_panel_and_makes_nothing(setup: Setup) -> None:
@@ -96,14 +126,58 @@ def test_it_is_seen_until_the_last_window_hides_it(setup: Setup) -> None:
 def test_a_front_end_without_a_sidebar_closes_the_comm_and_gets_it_inline(setup: Setup) -> None:
     setup.channel.lose()
     assert not setup.sidebar.in_sidebar
-    assert setup.sidebar.show() is None
+    setup.sidebar.show()
     assert setup.panel.log == ["shown inline"]
 
 
 def test_asked_for_where_there_is_a_sidebar_it_opens_that(setup: Setup) -> None:
     setup.channel.receive(method="hello", client="a")
-    assert setup.sidebar.show() == "The panel is in the right sidebar."
+    setup.sidebar.show()
     assert setup.channel.sent == [{"method": "reveal"}]
+    ((words, _place),) = setup.shell.published
+    assert words == "The panel is in the right sidebar."
+
+
+def test_a_window_that_answers_keeps_it_in_the_sidebar(setup: Setup) -> None:
+    setup.channel.receive(method="hello", client="a")
+    setup.sidebar.show()
+    setup.shell.soon.pop()()
+    setup.channel.receive(method="hello", client="a")
+    setup.shell.later.pop()()
+    assert setup.panel is None
+    assert setup.sidebar.in_sidebar
+
+
+def test_where_the_window_with_the_sidebar_is_gone_it_is_shown_below_the_cell(setup: Setup) -> None:
+    setup.channel.receive(method="shown", client="a")
+    setup.channel.receive(method="hello", client="a")
+    setup.sidebar.show()
+    setup.shell.soon.pop()()
+    setup.shell.later.pop()()
+    ((_words, place),) = setup.shell.published
+    assert setup.panel.log[-1] == f"shown instead of {place}"
+    assert not setup.sidebar.in_sidebar
+    setup.sidebar.show()
+    assert setup.panel.log[-1] == "shown inline"
+
+
+def test_a_program_that_runs_notebooks_is_sent_no_comm_and_a_front_end_may_open_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(comm, "create_comm", lambda **_options: pytest.fail("nobody can take it"))
+    sidebar = _sidebar(FakeShell({"allow_stdin": False}))
+    sidebar.start()
+    assert comm.get_comm_manager().targets[TARGET] == sidebar._opened
+    sidebar.close()
+
+
+def test_a_program_that_runs_notebooks_keeps_no_panel_in_them(setup: Setup) -> None:
+    setup.channel.receive(method="hello", client="a")
+    setup.shell.asked_by["allow_stdin"] = False
+    setup.sidebar.show()
+    assert setup.panel is None
+    ((words, _place),) = setup.shell.published
+    assert words.startswith("The panel is live, in a notebook that somebody has open")
 
 
 def test_a_sidebar_that_answers_late_takes_the_panel_over(setup: Setup) -> None:
@@ -130,7 +204,7 @@ def test_closing_takes_everything_back_and_twice_is_once(setup: Setup) -> None:
 
 
 def test_in_a_terminal_there_is_no_comm_and_asking_is_a_clear_error() -> None:
-    sidebar = Sidebar(SimpleNamespace(), None, SimpleNamespace(interval=0.5, scan_seconds=10.0, open_sidebar=True))  # type: ignore[arg-type]
+    sidebar = _sidebar(SimpleNamespace())
     sidebar.start()
     with pytest.raises(GpuMemError, match="the panel needs a notebook"):
         sidebar.show()

@@ -76,7 +76,7 @@ class Panel:
         self._neighbours, self._busy, self._lines = w.HTML(), w.HTML(), w.HTML()
         self._busy.add_class("gm-busy-box")
         self._devices = w.Dropdown(description="Device", layout={"display": "none"})
-        self._window = w.Dropdown(description="Time shown", options=_WINDOWS, value=300.0)
+        self._window = w.Dropdown(description="Time shown", options=_WINDOWS, value=_WINDOWS[0][1])
         self._pause = w.ToggleButton(description="Pause", tooltip="Stop drawing; nothing is sent while paused")
         self._pause.add_class("gm-pause")
         self._pause.add_class("gm-small")
@@ -91,8 +91,8 @@ class Panel:
         live.add_class("gm-live")
         return [w.HTML(draw.css()), self._head, self._devices, live, self._lines, choose, self._busy]
 
-    def show(self) -> None:
-        """Show the panel below the running cell."""
+    def show(self, instead_of: str | None = None) -> None:
+        """Show the panel below the running cell, or in place of the display of an id."""
         self._inline = True
         self._follow_viewers()
         place = w.VBox([self.widget])
@@ -105,7 +105,8 @@ class Panel:
             },
             "text/plain": "The GPU memory panel: live in a running notebook, not saved with it.",
         }
-        self._shell.display_pub.publish(data)
+        shown = {} if instead_of is None else {"display_id": instead_of}
+        self._shell.display_pub.publish(data, transient=shown, update=bool(shown))
 
     def moved_to_sidebar(self) -> None:
         """Leave the places below cells: a sidebar has answered, and shows the panel."""
@@ -189,7 +190,7 @@ class Panel:
         self._offer_devices(reading, device)
         self._head.value = draw.render_head(reading, device)
         self._names.value = draw.render_names(parts)
-        self._lines.value = draw.render_lines(reading.kind, limited=self._monitor.limit(device) is not None)
+        self._lines.value = draw.render_lines(reading.kind, self._monitor.limit(device))
         figures = draw.render_figures(parts) + draw.render_devices(reading, device)
         fresh = self._draw_chart(device, snapshot.total_bytes, _TICK_BYTES - len(figures.encode()))
         self._live.value = figures + self._chart

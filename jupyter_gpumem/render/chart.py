@@ -14,6 +14,9 @@ _COLUMNS = 100
 _DETAIL = ((1, 16, 60), (2, 14, 48), (2, 10, 32), (4, 8, 24), (4, 5, 20), (5, 3, 16), (10, 2, 12))
 """Columns drawn as one, cells, characters of a cell's first line: the first that fits the bytes allowed is drawn."""
 
+_NARROWEST = 5
+"""Units of width below which a mark is hard to see and to hover."""
+
 _SAMPLE_SECONDS = 1.0
 
 Column = tuple[int, int, int, int, int]
@@ -74,9 +77,7 @@ def scale_of(chart: Chart) -> int:
     """Return the bytes at the top of the chart: the next round size above all that is drawn."""
     sizes = [max(sample.allocated_bytes, sample.reserved_bytes, sample.used_bytes or 0) for sample in chart.samples]
     peaks = [cell.peak_bytes or 0 for cell in chart.cells]
-    highest = max([*sizes, *peaks, 1024**2])
-    if chart.limit_bytes is not None and chart.limit_bytes <= 4 * highest:
-        highest = max(highest, chart.limit_bytes)
+    highest = max([*sizes, *peaks, chart.limit_bytes or 0, 1024**2])
     top = _round_up(highest + highest // 20)
     if chart.total_bytes is None or chart.total_bytes < highest:
         return top
@@ -97,7 +98,7 @@ def _draw(chart: Chart, columns: Sequence[Sequence[Column]], cells: int, charact
     top = scale_of(chart)
     used, reserved, allocated = columns
     lines = [_path("u", used, top), _path("r", reserved, top), _area("a", allocated, top), _peaks(chart, top)]
-    if chart.limit_bytes is not None and chart.limit_bytes <= top:
+    if chart.limit_bytes is not None:
         lines.append(f'<path class=gm-l d="M0 {_y(chart.limit_bytes, top)}h{WIDTH}"/>')
     return (
         f'<div class=gm-plot role=img aria-label="{html.escape(_summary(chart))}">'
@@ -198,7 +199,7 @@ def _peaks(chart: Chart, top: int) -> str:
     for cell in chart.cells:
         if cell.peak_bytes and cell.ended is not None and cell.ended >= chart.start:
             left, right = _x(chart, cell.started), _x(chart, cell.ended)
-            width = max(right - left, 5)
+            width = max(right - left, _NARROWEST)
             marks[min(left, WIDTH - width) * 1000 + width, _y(cell.peak_bytes, top)] = None
     steps = "".join(f"M{at // 1000} {y}h{at % 1000}" for at, y in list(marks)[-40:])
     return f'<path class=gm-p d="{steps}"/>' if steps else ""
@@ -217,15 +218,18 @@ def _over(chart: Chart, count: int, characters: int) -> str:
 
 
 def _groups(chart: Chart, count: int) -> list[list[CellMark]]:
-    """Gather cells that would be drawn too close to tell apart, at most ``count`` groups."""
+    """Gather cells that would be drawn too close to tell apart, closer still where they are more than ``count``."""
     shown = [cell for cell in chart.cells if cell.ended is None or cell.ended >= chart.start]
-    room = WIDTH / (count + 1)
     groups: list[list[CellMark]] = []
-    for cell in shown:
-        if groups and _x(chart, cell.started) - _x(chart, groups[-1][0].started) < room:
-            groups[-1].append(cell)
-        else:
-            groups.append([cell])
+    for room in (_NARROWEST, WIDTH / (count + 1)):
+        groups = []
+        for cell in shown:
+            if groups and _x(chart, cell.started) - _x(chart, groups[-1][0].started) < room:
+                groups[-1].append(cell)
+            else:
+                groups.append([cell])
+        if len(groups) <= count:
+            break
     return groups
 
 

@@ -93,8 +93,7 @@ def render_names(parts: Iterable[Part]) -> str:
 def render_figures(parts: Sequence[Part]) -> str:
     """Draw the stacked bar and the figures of its parts, the exact bytes as tooltips."""
     bar = "".join(
-        f"<i class=gm-s{part.style} style=flex:{_share(part, parts)} "
-        f'title="{part.name} {format_bytes(part.nbytes)}"></i>'
+        f'<i class=gm-s{part.style} style=flex:{_share(part, parts)} title="{part.name} {exact(part.nbytes)}"></i>'
         for part in parts
         if part.nbytes
     )
@@ -113,14 +112,15 @@ def render_devices(reading: Reading, chosen: int) -> str:
     """Draw every device as a thin bar, where there are several."""
     if len(reading.snapshots) < 2:
         return ""
-    bars = []
+    bars, labels = [], []
     for device, snapshot in reading.snapshots.items():
         total = max(snapshot.total_bytes or 1, 1)
         allocated, reserved = (round(n * 100 / total) for n in (snapshot.allocated_bytes, snapshot.reserved_bytes))
         this = " class=gm-this" if device == chosen else ""
-        label = f"{reading.names[device][0]}: {format_bytes(snapshot.allocated_bytes)}"
-        bars.append(f'<i{this} style=--a:{allocated}%;--r:{reserved}% title="{html.escape(label)}"></i>')
-    return f"<div class=gm-all>{''.join(bars)}</div>"
+        label = html.escape(f"{reading.names[device][0]}: {format_bytes(snapshot.allocated_bytes)}")
+        labels.append(label)
+        bars.append(f'<i{this} style=--a:{allocated}%;--r:{reserved}% title="{label}"></i>')
+    return f'<div class=gm-all role=img aria-label="{", ".join(labels)}">{"".join(bars)}</div>'
 
 
 def render_head(reading: Reading, device: int) -> str:
@@ -144,7 +144,7 @@ def render_not_started(devices: Mapping[str, str], *, simulated: bool) -> str:
     )
 
 
-def render_lines(kind: str, *, limited: bool) -> str:
+def render_lines(kind: str, limit_bytes: int | None) -> str:
     """Explain the lines of the chart."""
     lines = [
         ("a", "allocated", ""),
@@ -154,8 +154,8 @@ def render_lines(kind: str, *, limited: bool) -> str:
     ]
     if kind == "host":
         lines = [("a", "this process", ""), ("u", "whole machine", "1.5 2.5"), ("p", "peak of a cell", "")]
-    if limited:
-        lines.append(("l", "limit", "4 2"))
+    if limit_bytes is not None:
+        lines.append(("l", f"limit {format_bytes(limit_bytes)}", "4 2"))
     colours = {"a": "allocated", "r": "cached", "u": "others", "p": "text", "l": "alarm"}
     spans = (
         f'<span><svg aria-hidden=true viewBox="0 0 16 8"><path d="M0 4h16" fill="none" stroke-width="2" '
@@ -226,7 +226,7 @@ def render_account(account: Account, when: str) -> str:
             f"{html.escape(name)}</span>"
             f'<span title="{exact(part.nbytes)}">{size}</span></div>'
         )
-    owner = "Tensors" if account.kind == "host" else "Torch’s memory"
+    owner = "Tensors" if account.kind == "host" else f"Torch on {account.label}"
     label = html.escape(", ".join(f"{describe_part(part.key)[0]} {format_bytes(part.nbytes)}" for part in parts))
     return (
         f"{render_heading(f'{owner} at {when}')}"

@@ -20,6 +20,13 @@ BUSY = """for step in range(30):
 del y"""
 
 
+_SPANS = """seconds => {
+  const times = [...document.querySelectorAll('.gm-time span')].map(span => span.textContent.split(':').map(Number));
+  const [start, end] = times.map(([h, m, s]) => h * 3600 + m * 60 + s);
+  return Math.abs((end - start + 86400) % 86400 - seconds) <= 1;
+}"""
+
+
 def started(open_notebook: Open, server: Server, *cells: str) -> Notebook:
     notebook = open_notebook(server, START, KEEP, *cells)
     notebook.run(0)
@@ -141,6 +148,35 @@ def test_running_out_of_memory_is_marked_and_names_are_escaped(lab: Server, open
     expect(notebook.panel.locator(".gm-cells [title*='onerror']")).to_have_count(1)
     expect(notebook.sidebar.locator("img")).to_have_count(0)
     assert notebook.page.evaluate("() => window.hacked") is None
+
+
+def test_a_forgotten_kernel_is_named_by_its_notebook(lab: Server, open_notebook: Open, page: Page) -> None:
+    lab.write("forgotten <b>run & co.ipynb", "1")
+    forgotten = Notebook(page, lab).open("forgotten <b>run & co.ipynb")
+    pid = forgotten.evaluate("__import__('os').getpid()")
+    notebook = started(open_notebook, lab)
+    notebook.execute(f"simgpu.configure(other_processes=[({pid}, 9 << 30)])")
+    others = notebook.panel.locator(".gm-others > div")
+    # NVML is asked every few seconds
+    expect(others).to_have_text(f"9.00 GiBkernel of forgotten <b>run & co.ipynb pid {pid}", timeout=15_000)
+    expect(others.locator("b")).to_have_attribute("title", "9,663,676,416 bytes")
+    expect(others.locator(".gm-quiet")).to_have_attribute("title", re.compile("^python.* -m ipykernel_launcher -f "))
+    expect(notebook.panel.locator(".gm-sizes div").nth(3)).to_have_attribute("title", "9,663,676,416 bytes")
+
+
+def test_the_chart_shows_the_limit_each_cell_and_the_time_chosen(lab: Server, open_notebook: Open) -> None:
+    notebook = started(open_notebook, lab, "time.sleep(1.5)", "time.sleep(1.5)  # <i>4</i>", "%gpumem limit 18GiB")
+    notebook.run(2, 3, 4)
+    expect(notebook.panel.locator(".gm-plot .gm-l")).to_have_count(1)
+    expect(notebook.panel.locator(".gm-lines")).to_contain_text("limit 18.0 GiB")
+    expect(notebook.panel.locator(".gm-cells .gm-c").last).to_have_attribute("title", "Cell 5: %gpumem limit 18GiB")
+    fourth = notebook.panel.locator(".gm-cells").get_by_title("Cell 4: time.sleep(1.5)  # <i>4</i>", exact=True)
+    # the pointer meets the cell, not what lies under or over it
+    fourth.hover()
+    for choice, seconds in (("1 minute", 60), ("15 minutes", 900), ("1 hour", 3600)):
+        notebook.panel.get_by_label("Time shown").select_option(choice)
+        expect(notebook.panel.locator(".gm-time")).to_have_text(re.compile(r"^(\d\d:){2}\d\d(\d\d:){2}\d\d$"))
+        notebook.page.wait_for_function(_SPANS, arg=seconds)
 
 
 def test_holders_are_listed_and_released_from_their_row(lab: Server, open_notebook: Open) -> None:

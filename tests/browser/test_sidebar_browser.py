@@ -117,6 +117,55 @@ def test_the_panel_follows_the_current_notebook_and_leaves_with_it(lab: Server, 
     expect(notebook.tab).to_have_count(1)
 
 
+def test_two_notebooks_of_one_kernel_share_its_panel(lab: Server, open_notebook: Open) -> None:
+    notebook = open_notebook(lab, LOAD)
+    notebook.run(0)
+    notebook.expect_panel()
+    lab.write("sharing.ipynb", "1 + 1", "import time; time.sleep(3)")
+    notebook.command("docmanager:open", path="sharing.ipynb", kernel={"id": notebook.kernel_id()})
+    notebook.page.wait_for_function("() => window.jupyterapp.shell.currentWidget.context.path === 'sharing.ipynb'")
+    notebook.ready()
+    notebook.run(0)
+    notebook.start(1)
+    expect(notebook.panel.locator(".gm-busy")).to_contain_text("time.sleep(3)")
+    expect(notebook.sidebar.locator(".gpumem-panel")).to_have_count(1)
+    # the first notebook has the one connection that hears of widgets: without it the second is told what to do
+    notebook.page.evaluate(
+        """() => {
+          const {shell} = window.jupyterapp;
+          const first = [...shell.widgets('main')].find(widget => widget !== shell.currentWidget);
+          void first.context.save().then(() => first.close());
+        }"""
+    )
+    expect(notebook.hint).to_contain_text("reload the page")
+    expect(notebook.hint.get_by_role("button")).to_be_hidden()
+    notebook.save()
+    notebook.open("sharing.ipynb")
+    notebook.tab.click()
+    notebook.expect_panel()
+
+
+def test_where_no_window_with_the_sidebar_is_left_the_panel_is_shown_below_the_cell(
+    lab: Server, open_notebook: Open, page: Page
+) -> None:
+    notebook = open_notebook(lab, LOAD, "%gpumem panel")
+    notebook.run(0)
+    notebook.expect_panel()
+    notebook.run(1)
+    # longer than it waits for an answer
+    page.wait_for_timeout(2500)
+    expect(notebook.output(1)).to_contain_text("The panel is in the right sidebar.")
+    expect(notebook.output(1).locator(".gpumem-panel")).to_have_count(0)
+    notebook.save()
+    name = _name(notebook)
+    page.goto("about:blank")
+    page.route("**/lab/extensions/jupyter_gpumem/**", lambda route: route.abort())
+    notebook.open(name)
+    expect(notebook.tab).to_have_count(0)
+    notebook.run(1)
+    expect(notebook.output(1).locator(".gpumem-panel .gm-head b")).to_be_visible()
+
+
 def test_two_windows_each_have_one_and_the_kernel_counts_them(lab: Server, open_notebook: Open, page: Page) -> None:
     notebook = open_notebook(lab, LOAD)
     notebook.run(0)

@@ -141,7 +141,11 @@
         comm.onMsg = message => {
           const told = message.content.data || {};
           if (told.model_id) this.render(entry, told.model_id);
-          if (told.method === 'reveal') this.reveal();
+          if (told.method === 'reveal') {
+            // the kernel shows the panel below the cell when no window answers
+            this.send(entry, { method: 'hello', client: CLIENT });
+            this.reveal();
+          }
         };
         comm.onClose = () => this.drop(kernel.id, comm);
         this.entries.set(kernel.id, entry);
