@@ -1,12 +1,13 @@
 """What torch's C++ side refers to: gradients, autograd nodes, saved tensors, script modules."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal
 
 from jupyter_gpumem.attributes import plain_attribute
+from jupyter_gpumem.guarded import PythonRefusedError, is_profiled, without_python
 from jupyter_gpumem.heap import Clock, Heap, subclasses_of, type_mro, type_namespace
 
 Link = Literal["gradient", "graph", "next", "saved", "hook", "variable", "inner", "base", "storage", "script"]
@@ -250,7 +251,8 @@ class TorchReader:
                 fields.update(type_namespace(base))
         follow = fields["next_functions"].__get__ if "next_functions" in fields else None
         variable = fields["variable"].__get__ if "variable" in fields else None
-        saved = [(name, field.__get__) for name, field in fields.items() if name.startswith("_raw_saved_")]
+        read_saved = self._saved if self._saved_readable else self._unpacked
+        saved = [fields[name].__get__ for name in self._saved_names(fields)]
 
         def read(node: Any) -> list[tuple[Any, Link]]:
             links: list[tuple[Any, Link]] = []
@@ -258,11 +260,19 @@ class TorchReader:
                 links.extend((child, "next") for child, _input in follow(node) if child is not None)
             if variable is not None and (leaf := variable(node)) is not None:
                 links.append((leaf, "variable"))
-            for _name, getter in saved:
-                self._saved(node, getter, links)
+            for getter in saved:
+                read_saved(node, getter, links)
             return links
 
         return read
+
+    def _saved_names(self, fields: Mapping[str, Any]) -> list[str]:
+        names = [name for name in fields if name.startswith("_raw_saved_")]
+        if self._saved_readable:
+            return names
+        # a custom Function calls them saved_tensors, every other node _saved_...
+        plain = [(name.removeprefix("_raw"), name.removeprefix("_raw_")) for name in names]
+        return [own if own in fields else custom for own, custom in plain]
 
     def _saved(self, node: Any, getter: _Getter, links: list[tuple[Any, Link]]) -> None:
         try:
@@ -274,9 +284,6 @@ class TorchReader:
         for saved in several:
             if id(type(saved)) != id(self._saved_type):
                 continue
-            if not self._saved_readable:
-                self.unread.add("tensors saved for backward: this torch cannot show them without running hooks")
-                continue
             # `.data` runs no hook, where the `_saved_…` attributes run the user's forward again under checkpointing
             data = saved.data
             if data is not None:
@@ -284,6 +291,18 @@ class TorchReader:
             hook = saved.unpack_hook
             if hook is not None:
                 links.append((hook, "hook"))
+
+    def _unpacked(self, node: Any, getter: _Getter, links: list[tuple[Any, Link]]) -> None:
+        """Read saved tensors where a SavedTensor does not show its data (torch 2.6): unpack all that has no hook."""
+        if is_profiled():
+            self.unread.add("tensors saved for backward: this torch shows them only while no profiler is running")
+            return
+        try:
+            value = without_python(getter, node)
+        except (RuntimeError, PythonRefusedError):  # backward has freed it; a hook of the user's would have run
+            return
+        several: Iterable[Any] = value if issubclass(type(value), (tuple, list)) else (value,)
+        links.extend((tensor, "saved") for tensor in several if id(type(tensor)) in self._tensors)
 
     def _script(self, module: Any) -> list[tuple[Any, Link]]:
         """Return the parameters and buffers of a ScriptModule, which live in C++ only."""

@@ -15,11 +15,11 @@ PACKAGE = Path(__file__).parents[1] / "jupyter_gpumem"
 LAYERS = {
     "values": "advised errors sizes readings cards holders freed",
     "sources": """
-        allocator attributes blocks device failures frames graph heap nvml observer peaks processes reach simgpu
+        allocator attributes blocks device failures frames graph guarded heap nvml observer peaks processes reach simgpu
         simgpu.build simgpu.locate tensors
     """,
     "work": """
-        accounts activations advice cells changes copies cuts cutting cycles describe dominators explain fits fitting
+        accounts activations advice autocast cells changes copies cuts cutting cycles describe dominators explain fits fitting
         held history holdings leak_report literals meter moments names next_step oom parts passes paths provenance
         quick rebinding referrers rehearsal release remedies replaced rerun roots scene search shares surroundings
         together trails unreached variables where
