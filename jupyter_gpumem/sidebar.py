@@ -118,12 +118,12 @@ class Sidebar:
         """
         if getattr(self._shell, "kernel", None) is None:
             raise GpuMemError("the panel needs a notebook; %gpumem says the same in a terminal")
-        if not self._asked_by_a_person():
-            self._say("The panel is live, in a notebook that somebody has open; %gpumem says the same here.")
-        elif self.in_sidebar:
+        if self.in_sidebar:
             self._reveal()
-        else:
+        elif self._asked_by_a_person():
             self._make_panel().show()
+        else:
+            self._say("The panel is live, in a notebook that somebody has open; %gpumem says the same here.")
 
     def _reveal(self) -> None:
         """Ask every window to open its sidebar; if none is left that answers, the panel is shown here after all."""

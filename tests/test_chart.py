@@ -100,7 +100,22 @@ def test_a_running_and_a_failed_cell_say_so() -> None:
 
 def test_cells_too_close_to_tell_apart_share_one_region() -> None:
     cells = [CellMark(10 + i / 100, 10 + i / 100, i, f"line {i}", peak_bytes=i * MIB) for i in range(1, 6)]
-    assert Titles(render_chart(chart(flat(1), cells))).titles == ["Cells 1 to 5, last: line 5 · peak 5.00 MiB"]
+    (title,) = Titles(render_chart(chart(flat(1), cells))).titles
+    assert title.split("\n") == [f"Cell {i}: line {i} · peak {i}.00 MiB" for i in range(1, 6)]
+
+
+def test_a_cell_that_is_only_counted_keeps_its_number() -> None:
+    cells = [CellMark(10, 10, number, "x", peak_bytes=MIB) for number in range(3, 20)]
+    (title,) = Titles(render_chart(chart(flat(1), cells))).titles
+    assert title.split("\n")[:2] == ["Cell 3 · peak 1.00 MiB", "Cell 4: x · peak 1.00 MiB"]
+
+
+def test_of_many_cells_in_one_region_the_last_are_told_and_the_others_counted() -> None:
+    cells = [CellMark(10 + i / 100, 10 + i / 100, i, f"line {i}", peak_bytes=i * MIB) for i in range(1, 41)]
+    (title,) = Titles(render_chart(chart(flat(1), cells))).titles
+    first, *others = title.split("\n")
+    assert first == "Cells 1 to 24 · peak 24.0 MiB"
+    assert [line.split(":")[0] for line in others] == [f"Cell {i}" for i in range(25, 41)]
 
 
 def test_a_few_cells_are_told_apart_a_second_from_each_other_and_many_are_gathered() -> None:

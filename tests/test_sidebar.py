@@ -172,7 +172,6 @@ def test_a_program_that_runs_notebooks_is_sent_no_comm_and_a_front_end_may_open_
 
 
 def test_a_program_that_runs_notebooks_keeps_no_panel_in_them(setup: Setup) -> None:
-    setup.channel.receive(method="hello", client="a")
     setup.shell.asked_by["allow_stdin"] = False
     setup.sidebar.show()
     assert setup.panel is None

@@ -211,9 +211,11 @@ def _over(chart: Chart, count: int, characters: int) -> str:
     if not groups:
         return _out_of_memory(chart)
     edges = [_x(chart, group[0].started) for group in groups]
+    # where there are few groups each can tell of several cells in the same bytes
+    lines = max(count // len(groups), 1)
     regions = [f"<i style=flex:{edges[0]}></i>"] if edges[0] > 0 else []
     for group, left, right in zip(groups, edges, [*edges[1:], WIDTH], strict=True):
-        regions.append(f'<i class=gm-c style=flex:{right - left} title="{_title(group, characters)}"></i>')
+        regions.append(f'<i class=gm-c style=flex:{right - left} title="{_title(group, lines, characters)}"></i>')
     return f"<div class=gm-cells>{''.join(regions)}</div>{_out_of_memory(chart)}"
 
 
@@ -233,18 +235,23 @@ def _groups(chart: Chart, count: int) -> list[list[CellMark]]:
     return groups
 
 
-def _title(group: Sequence[CellMark], characters: int) -> str:
-    last = group[-1]
-    line = last.first_line if len(last.first_line) <= characters else last.first_line[: characters - 1] + "…"
-    if len(group) > 1:
-        numbers = [str(cell.number) for cell in group if cell.number is not None]
-        which = f"Cells {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{len(group)} cells"
-        peak = max((cell.peak_bytes or 0) for cell in group)
-        return html.escape(f"{which}, last: {line}{_peak_text(peak)}")
-    name = "Cell" if last.number is None else f"Cell {last.number}"
-    failed = "" if last.status == "ok" else f" — {last.status}"
-    running = " (running)" if last.ended is None else ""
-    return html.escape(f"{name}{running}: {line}{_peak_text(last.peak_bytes)}{failed}")
+def _title(group: Sequence[CellMark], lines: int, characters: int) -> str:
+    """Write a line for each of the last cells of a group, and one for all before them."""
+    gathered, told = group[:-lines], [_cell_text(cell, characters) for cell in group[-lines:]]
+    if gathered:
+        numbers = [str(cell.number) for cell in gathered if cell.number is not None]
+        first, last = numbers[0] if numbers else "", numbers[-1] if numbers else ""
+        which = f"Cells {first} to {last}" if first != last else f"Cell {first}".strip()
+        told.insert(0, which + _peak_text(max((cell.peak_bytes or 0) for cell in gathered)))
+    return html.escape("\n".join(told))
+
+
+def _cell_text(cell: CellMark, characters: int) -> str:
+    line = cell.first_line if len(cell.first_line) <= characters else cell.first_line[: characters - 1] + "…"
+    name = "Cell" if cell.number is None else f"Cell {cell.number}"
+    failed = "" if cell.status == "ok" else f" — {cell.status}"
+    running = " (running)" if cell.ended is None else ""
+    return f"{name}{running}: {line}{_peak_text(cell.peak_bytes)}{failed}"
 
 
 def _peak_text(nbytes: int | None) -> str:
