@@ -123,7 +123,7 @@ class Sidebar:
         elif self._asked_by_a_person():
             self._make_panel().show()
         else:
-            self._say("The panel is live, in a notebook that somebody has open; %gpumem says the same here.")
+            self._say("The panel is live: it shows where somebody has the notebook open; %gpumem says the same in text.")
 
     def _reveal(self) -> None:
         """Ask every window to open its sidebar; if none is left that answers, the panel is shown here after all."""

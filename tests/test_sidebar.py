@@ -176,7 +176,7 @@ def test_a_program_that_runs_notebooks_keeps_no_panel_in_them(setup: Setup) -> N
     setup.sidebar.show()
     assert setup.panel is None
     ((words, _place),) = setup.shell.published
-    assert words.startswith("The panel is live, in a notebook that somebody has open")
+    assert words.startswith("The panel is live: it shows where somebody has the notebook open")
 
 
 def test_a_sidebar_that_answers_late_takes_the_panel_over(setup: Setup) -> None:
