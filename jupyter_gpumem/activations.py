@@ -1,4 +1,4 @@
-"""What the autograd graph saved for backward, as figures: by sample, by block, under autocast."""
+"""What the autograd graph saved for backward, as figures: by sample and by block."""
 
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -6,59 +6,6 @@ from dataclasses import dataclass, field, replace
 
 from jupyter_gpumem.tensors import Key
 
-# what autocast runs in half precision, and what it keeps in float32 (torch.amp, "CUDA Ops"), by node
-_HALF = frozenset(
-    (
-        "Addmm",
-        "Mm",
-        "Bmm",
-        "Baddbmm",
-        "Addbmm",
-        "Addmv",
-        "Mv",
-        "Linear",
-        "Convolution",
-        "PreluKernel",
-        "Matmul",
-    )
-)
-_FULL = frozenset(
-    (
-        *(
-            "NativeLayerNorm",
-            "NativeGroupNorm",
-            "FusedRmsNorm",
-            "Softmax",
-            "Softplus",
-            "NllLoss",
-            "NllLoss2D",
-        ),
-        *(
-            "MseLoss",
-            "L1Loss",
-            "SmoothL1Loss",
-            "HuberLoss",
-            "BinaryCrossEntropyWithLogits",
-            "KlDiv",
-            "Pow",
-            "Exp",
-        ),
-        *("Expm1", "Log", "Log1P", "Log2", "Log10", "Logsumexp", "Sum", "Prod", "Cumsum", "Cumprod", "Rsqrt"),
-        *(
-            "Reciprocal",
-            "LinalgVectorNorm",
-            "Norm",
-            "CosineSimilarity",
-            "Dist",
-            "Cdist",
-            "Sinh",
-            "Cosh",
-            "Tan",
-        ),
-    )
-)
-_VIEWS = frozenset(("T", "Transpose", "View", "Permute", "Unsqueeze", "Squeeze", "Alias", "Expand"))
-_RECURRENT = ("Lstm", "Gru", "Rnn")
 _MOST_DIMENSIONS = 50
 _STATISTICS = 0.05  # a part of the saved bytes that may have other leading dimensions: norms, indices
 
@@ -183,55 +130,11 @@ class Activations:
                 return size, growing
         return 1, total
 
-    def under_autocast_bytes(self, held: Container[Key]) -> int | None:
-        """Return what would be saved had the forward pass run under ``torch.autocast``, in bytes.
-
-        Storages in ``held`` stay whatever is saved: only a copy of theirs counts. None for recurrent layers,
-        whose copies depend on the library that runs them.
-        """
-        if any(name in node.kind for node in self.nodes for name in _RECURRENT):
-            return None
-        is_half: list[bool] = []
-        weights: set[int] = set()
-        kept: dict[tuple[Key, int | None], int] = {}
-        for index, node in enumerate(self.nodes):
-            inputs = {other for other, _result in node.after}
-            if node.parameter is not None or (inputs and inputs <= weights and node.operation in _VIEWS):
-                weights.add(index)
-            is_half.append(self._runs_in_half(node, is_half, weights))
-            # autocast keeps its copies of weights for the next use, of nothing else
-            shares = inputs - weights and all(is_half[other] for other in inputs - weights)
-            copy = -1 if shares or not _is_cast(node) else index
-            for one in node.saved:
-                if one.dtype == "torch.float32" and self._is_saved_in_half(node, one, is_half):
-                    if not one.is_weight or _is_cast(node):
-                        kept[one.key, -1 if one.is_weight else copy] = one.nbytes // 2
-                elif not one.is_weight and one.key not in held:
-                    kept[one.key, None] = one.nbytes
-        return sum(kept.values())
-
-    def _runs_in_half(self, node: Node, is_half: list[bool], weights: set[int]) -> bool:
-        """Tell whether a step's result has half precision under autocast: as what it takes has."""
-        if _is_cast(node):
-            return True
-        inputs = {other for other, _result in node.after}
-        if "BatchNorm" in node.kind:  # its weights do not widen its result
-            inputs -= weights
-        return node.operation not in _FULL and bool(inputs) and all(is_half[other] for other in inputs)
-
-    def _is_saved_in_half(self, node: Node, one: Saved, is_half: list[bool]) -> bool:
-        if node.operation in _FULL or _is_statistic(node, one):
-            return False
-        if _is_cast(node) or one.operand is None:
-            return is_half[-1]
-        made_by = node.operands[one.operand] if one.operand < len(node.operands) else None
-        return made_by is not None and is_half[made_by]
-
-    def checkpointed_bytes(self, blocks: Iterable[Block]) -> tuple[int, int]:
+    def checkpointed_bytes(self, blocks: Iterable[Block], held: Container[Key] = ()) -> tuple[int, int]:
         """Return what checkpointing each of some blocks would give back, and the largest of them, in bytes.
 
         A step belongs to the last block whose parameters it depends on; it comes after all blocks where it
-        takes a parameter of no block. What enters a block stays.
+        takes a parameter of no block. What enters a block stays, as do the storages in ``held``.
         """
         levels = self._levels(blocks)
         self._move_first_steps(levels)
@@ -241,7 +144,7 @@ class Activations:
         for index, node in enumerate(self.nodes):
             level = levels[index]
             for one in node.saved:
-                if one.is_weight:
+                if one.is_weight or one.key in held:
                     continue
                 if level is None:
                     outside.add(one.key)
@@ -317,13 +220,3 @@ class Activations:
             met.add(step)
             stack += before
         return met
-
-
-def _is_cast(node: Node) -> bool:
-    """Tell whether autocast casts what a step takes, weights included, to half precision."""
-    return node.operation in _HALF or node.kind.startswith("ScaledDotProduct")
-
-
-def _is_statistic(node: Node, one: Saved) -> bool:
-    # the log-sum-exp of attention stays in float32
-    return node.kind.startswith("ScaledDotProduct") and len(one.shape) == 3

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 from jupyter_gpumem.advised import Advice, Shortage
 from jupyter_gpumem.attributes import plain_attribute, type_name
+from jupyter_gpumem.autocast import bytes_under_autocast
 from jupyter_gpumem.copies import find_copies
 from jupyter_gpumem.passes import find_blocks, parameters_of
 from jupyter_gpumem.scene import Scene
@@ -34,7 +35,13 @@ def _smaller_batch(scene: Scene) -> Iterator[Advice]:
 def _autocast(scene: Scene) -> Iterator[Advice]:
     held = scene.held_by_variables()
     saved = [one for key, one in scene.largest.saved().items() if key not in held]
-    now, after = sum(one.nbytes for one in saved), scene.largest.under_autocast_bytes(held)
+    now = sum(one.nbytes for one in saved)
+    # of transformers, whose losses are taken in float32
+    own_loss = any(
+        hasattr(type(module), "loss_function") and scene.largest.trains(map(id, parameters_of(module)))
+        for _name, module in scene.roots
+    )
+    after = bytes_under_autocast(scene.largest, held, loss_in_float=own_loss)
     # what is small beside the whole is within the error of the estimate
     if after is not None and now - after > _WORTH_A_CHANGE * now:
         full = sum(one.nbytes for one in saved if one.dtype == "torch.float32")
@@ -48,11 +55,12 @@ def _autocast(scene: Scene) -> Iterator[Advice]:
 
 
 def _checkpointing(scene: Scene) -> Iterator[Advice]:
+    held = scene.held_by_variables()
     rows = find_blocks(scene.live, scene.torch, scene.modules)
     # a row inside a block of another row goes with that block
     outermost = [path for path in rows if not any(path.startswith(f"{other}[") for other in rows)]
     for path in outermost:
-        nbytes, largest = scene.largest.checkpointed_bytes(rows[path])
+        nbytes, largest = scene.largest.checkpointed_bytes(rows[path], held)
         root = path.split(".")[0].split("[")[0]
         built_in = next((name for name in _BUILT_IN if hasattr(type(scene.names.get(root)), name)), None)
         by_hand = "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"

@@ -11,72 +11,9 @@ from jupyter_gpumem.advised import Advice
 from jupyter_gpumem.render.advise import advise_page
 from jupyter_gpumem.render.layout import to_html, to_text
 from tests.conftest import Shell, empty_gpu
+from tests.networks import CONV, ENCODER, GPT2, LLAMA, MODEL, STAGES, UPSAMPLING, recurrent
 
 MIB = 1024**2
-
-MODEL = """
-import torch, torch.nn as nn, torch.nn.functional as F
-
-class Block(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x):
-        b, t, c = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, 4, c // 4).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(b, t, c))
-        return x + self.mlp(self.norm2(x))
-
-class GPT(nn.Module):
-    def __init__(self, width=256, depth=4, words=1000):
-        super().__init__()
-        self.embed = nn.Embedding(words, width)
-        self.blocks = nn.ModuleList([Block(width) for _ in range(depth)])
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words)
-        self.run = lambda block, x: block(x)
-
-    def forward(self, tokens):
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = self.run(block, x)
-        return self.head(self.norm(x))
-
-model = GPT().cuda()
-batch_size = 32
-tokens = torch.zeros(batch_size, 128, dtype=torch.long, device="cuda")
-
-def loss_of(tokens):
-    return F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-
-loss_of(tokens).backward()  # the library workspaces are there from here on
-model.zero_grad()
-"""
-
-CONV = """
-import torch, torch.nn as nn, torch.nn.functional as F
-
-class Stage(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)
-
-    def forward(self, x):
-        return x + F.relu(self.norm(self.conv(x)))
-
-model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.Sequential(*[Stage(32) for _ in range(4)])).cuda()
-bs = 16
-images = torch.zeros(bs, 3, 64, 64, device="cuda")
-
-def loss_of(images):
-    return model(images).square().mean()
-
-loss_of(images).backward()
-model.zero_grad()
-"""
 
 
 @pytest.fixture
@@ -112,79 +49,114 @@ def close_to(wanted: int) -> object:
     return pytest.approx(wanted, rel=0.1)
 
 
-@pytest.mark.parametrize(("model", "batch"), [(MODEL, "tokens"), (CONV, "images")])
-def test_a_smaller_batch_gives_back_what_is_said(user: Shell, model: str, batch: str) -> None:
+LOSS = "loss = loss_of(batch)"
+IN_HALF = f"with torch.autocast('cuda', torch.bfloat16):\n    {LOSS}"
+
+
+def difference(shell: Shell, subject: str, changed: str, between: str = "") -> tuple[Advice, int]:
+    """Return the advice after a forward pass, and by how much less the changed one adds."""
+    full = growth(shell, LOSS)
+    advice = find(shell, subject)
+    shell.run(f"del loss\n{between}")
+    return advice, full - growth(shell, changed)
+
+
+@pytest.mark.parametrize("model", [MODEL, CONV, GPT2])
+def test_a_smaller_batch_gives_back_what_is_said(user: Shell, model: str) -> None:
     user.run(model)
-    full = growth(user, f"loss = loss_of({batch})")
-    advice = find(user, "gradient accumulation")
-    user.run("del loss")
-    half = growth(user, f"loss = loss_of({batch}[: len({batch}) // 2])")
-    assert advice.nbytes == close_to(full - half)
-    assert advice.code in ("batch_size = 16", "bs = 8")
+    advice, less = difference(user, "gradient accumulation", "loss = loss_of(batch[: len(batch) // 2])")
+    assert advice.nbytes == close_to(less)
+    assert advice.code in ("batch_size = 16", "bs = 8", "batch_size = 8")
     assert "(loss / 2).backward()" in advice.note
 
 
-@pytest.mark.parametrize(("model", "batch"), [(MODEL, "tokens"), (CONV, "images")])
-def test_autocast_gives_back_what_is_said_and_is_not_advised_twice(user: Shell, model: str, batch: str) -> None:
+@pytest.mark.parametrize(
+    "model",
+    [
+        MODEL,
+        CONV,
+        GPT2,
+        LLAMA,
+        ENCODER,
+        UPSAMPLING,
+        recurrent("nn.LSTM(128, 256, num_layers=2, batch_first=True)"),
+        recurrent("nn.GRU(128, 256, bidirectional=True, batch_first=True)"),
+    ],
+)
+def test_autocast_gives_back_what_is_said_and_is_not_advised_twice(user: Shell, model: str) -> None:
     user.run(model)
-    full = growth(user, f"loss = loss_of({batch})")
-    advice = find(user, "mixed precision")
-    user.run("del loss")
-    half = growth(user, f"with torch.autocast('cuda', torch.bfloat16):\n    loss = loss_of({batch})")
-    assert advice.nbytes == close_to(full - half)
+    advice, less = difference(user, "mixed precision", IN_HALF)
+    assert advice.nbytes == close_to(less)
     assert "mixed precision" not in subjects(user)
 
 
-def test_checkpointing_gives_back_what_is_said(user: Shell) -> None:
-    user.run(MODEL)
-    full = growth(user, "loss = loss_of(tokens)")
-    advice = find(user, "activation checkpointing")
+def test_autocast_is_not_advised_where_its_copies_of_weights_take_more(user: Shell) -> None:
+    user.run(recurrent("nn.RNN(128, 256, batch_first=True)"))
+    full = growth(user, LOSS)
+    assert "mixed precision" not in subjects(user)
     user.run("del loss")
-    user.run("from torch.utils.checkpoint import checkpoint")
-    user.run("model.run = lambda block, x: checkpoint(block, x, use_reentrant=False)")
-    small = growth(user, "loss = loss_of(tokens)")
-    assert advice.nbytes == close_to(full - small)
-    assert "model.blocks" in advice.note
+    assert growth(user, IN_HALF) > full
+
+
+EACH_STAGE = "old = Stage.forward\nStage.forward = lambda self, x: checkpoint(old, self, x, use_reentrant=False)"
+
+
+@pytest.mark.parametrize(
+    ("model", "change", "path"),
+    [
+        (MODEL, "model.run = lambda block, x: checkpoint(block, x, use_reentrant=False)", "model.blocks"),
+        (CONV, EACH_STAGE, "model[1]"),
+        (STAGES, EACH_STAGE, "stages"),
+    ],
+)
+def test_checkpointing_gives_back_what_is_said(user: Shell, model: str, change: str, path: str) -> None:
+    user.run(model)
+    advice, less = difference(
+        user, "activation checkpointing", LOSS, f"from torch.utils.checkpoint import checkpoint\n{change}"
+    )
+    assert advice.nbytes == close_to(less)
+    assert f"for each block of {path}" in advice.note
+
+
+def test_checkpointing_is_turned_on_by_the_models_own_method_and_not_advised_twice(user: Shell) -> None:
+    user.run(GPT2)
+    user.run(LOSS)
+    code = find(user, "activation checkpointing").code
+    assert code in ("model.activation_checkpointing_enable()", "model.gradient_checkpointing_enable()")
+    user.run("del loss")
+    advice, less = difference(user, "activation checkpointing", LOSS, code)
+    assert advice.nbytes == close_to(less)
     assert "activation checkpointing" not in subjects(user)
-
-
-def test_checkpointing_stages_of_a_convolutional_net_gives_back_what_is_said(user: Shell) -> None:
-    user.run(CONV)
-    full = growth(user, "loss = loss_of(images)")
-    advice = find(user, "activation checkpointing")
-    user.run("del loss\nfrom torch.utils.checkpoint import checkpoint\nold = Stage.forward")
-    user.run("Stage.forward = lambda self, x: checkpoint(old, self, x, use_reentrant=False)")
-    assert advice.nbytes == close_to(full - growth(user, "loss = loss_of(images)"))
 
 
 def test_outputs_collected_without_no_grad(user: Shell) -> None:
     user.run(MODEL)
-    with_graphs = growth(user, "outs = [model(tokens) for _ in range(3)]")
+    with_graphs = growth(user, "outs = [model(batch) for _ in range(3)]")
     advice = find(user, "no_grad")
     user.run("del outs")
-    without = growth(user, "with torch.no_grad():\n    outs = [model(tokens) for _ in range(3)]")
+    without = growth(user, "with torch.no_grad():\n    outs = [model(batch) for _ in range(3)]")
     assert advice.nbytes == close_to(with_graphs - without)
     assert advice.label.startswith("outs[0..2]")
 
 
 def test_the_code_for_collected_outputs_works_when_pasted(user: Shell) -> None:
     user.run(MODEL)
-    user.run("outs = [model(tokens) for _ in range(3)]")
+    user.run("outs = [model(batch) for _ in range(3)]")
     advice = find(user, "no_grad")
     assert advice.nbytes == close_to(-growth(user, advice.code))
 
 
 def test_a_model_in_evaluation_mode_that_keeps_activations(user: Shell) -> None:
     user.run(MODEL + "\nmodel.eval()")
-    kept = growth(user, "result = loss_of(tokens)")
+    kept = growth(user, "result = loss_of(batch)")
     advice = next(one for one in advise(user.ip) if one.label.startswith("model is in evaluation mode"))
     user.run("del result")
-    assert advice.nbytes == close_to(kept - growth(user, "with torch.no_grad():\n    result = loss_of(tokens)"))
+    assert advice.nbytes == close_to(kept - growth(user, "with torch.no_grad():\n    result = loss_of(batch)"))
 
 
 def test_kept_losses(user: Shell) -> None:
     user.run(MODEL)
-    kept = growth(user, "losses = [loss_of(tokens) for _ in range(3)]")
+    kept = growth(user, "losses = [loss_of(batch) for _ in range(3)]")
     advice = find(user, "kept loss")
     assert advice.nbytes == close_to(kept)
     assert -growth(user, advice.code) == close_to(advice.nbytes)
@@ -193,13 +165,13 @@ def test_kept_losses(user: Shell) -> None:
 
 def test_gradients_and_optimizer_state(user: Shell) -> None:
     user.run(MODEL)
-    user.run("opt = torch.optim.AdamW(model.parameters()); loss_of(tokens).backward(); opt.step()")
+    user.run("opt = torch.optim.AdamW(model.parameters()); loss_of(batch).backward(); opt.step()")
     gradients, state = find(user, "gradients"), find(user, "optimizer state")
     assert gradients.code == "opt.zero_grad(set_to_none=True)"
     assert -growth(user, gradients.code) == close_to(gradients.nbytes)
     assert -growth(user, state.code) == close_to(state.nbytes)
     assert "bitsandbytes.optim.AdamW8bit" in state.note
-    user.run("opt.load_state_dict(opt.state_dict()); loss_of(tokens).backward(); opt.step()")
+    user.run("opt.load_state_dict(opt.state_dict()); loss_of(batch).backward(); opt.step()")
     assert {"gradients", "optimizer state"} <= subjects(user)
 
 
@@ -274,49 +246,16 @@ def test_advice_is_sorted_json_and_escaped(user: Shell) -> None:
 
 def test_advising_holds_nothing_and_changes_nothing(user: Shell) -> None:
     user.run(MODEL)
-    user.run("loss = loss_of(tokens); outs = [model(tokens)]")
+    user.run("loss = loss_of(batch); outs = [model(batch)]")
     first = advise(user.ip)
     before = allocated()
     second = advise(user.ip)
     assert [one.to_dict() for one in first] == [one.to_dict() for one in second]
     assert allocated() == before
-    user.run("del loss, outs, model, tokens, loss_of, GPT, Block")
+    user.run("del loss, outs, model, batch, loss_of, GPT, Block")
     user.run("import gc; gc.collect()")
     torch._C._cuda_clearCublasWorkspaces()
     assert allocated() == 0
-
-
-GPT2 = """
-import torch, warnings
-from transformers import GPT2Config, GPT2LMHeadModel
-model = GPT2LMHeadModel(GPT2Config(n_layer=3, n_embd=256, n_head=4, vocab_size=512, bos_token_id=0, eos_token_id=0))
-model = model.cuda()
-model.config.use_cache = False
-batch_size = 16
-tokens = torch.zeros(batch_size, 128, dtype=torch.long, device="cuda")
-def loss_of(tokens): return model(input_ids=tokens, labels=tokens).loss
-loss_of(tokens).backward()
-model.zero_grad()
-"""
-
-
-def test_a_model_of_transformers_gives_back_what_is_said(user: Shell) -> None:
-    user.run(GPT2)
-    full = growth(user, "loss = loss_of(tokens)")
-    advice = {one.subject: one for one in advise(user.ip)}
-    user.run("del loss")
-    half = growth(user, "loss = loss_of(tokens[:8])")
-    assert advice["gradient accumulation"].nbytes == close_to(full - half)
-    user.run("del loss")
-    cast = growth(user, "with torch.autocast('cuda', torch.bfloat16):\n    loss = loss_of(tokens)")
-    assert advice["mixed precision"].nbytes == close_to(full - cast)
-    user.run("del loss")
-    assert advice["activation checkpointing"].code in (
-        "model.activation_checkpointing_enable()",
-        "model.gradient_checkpointing_enable()",
-    )
-    small = growth(user, advice["activation checkpointing"].code + "\nloss = loss_of(tokens)")
-    assert advice["activation checkpointing"].nbytes == close_to(full - small)
 
 
 def test_a_compiled_wrapper_is_no_copy_and_pinned_memory_is_ram(user: Shell) -> None:

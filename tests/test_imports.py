@@ -19,15 +19,15 @@ LAYERS = {
         simgpu.build simgpu.locate tensors
     """,
     "work": """
-        accounts activations advice autocast cells changes copies cuts cutting cycles describe dominators explain fits fitting
-        held history holdings leak_report literals meter moments names next_step oom parts passes paths provenance
-        quick rebinding referrers rehearsal release remedies replaced rerun roots scene search shares surroundings
-        together trails unreached variables where
+        accounts activations advice alike autocast cells changes copies cuts cutting cycles describe dominators explain
+        fits fitting held history holdings leak_report linemarks lines literals meter moments names next_step oom parts passes
+        paths provenance quick rebinding referrers rehearsal release remedies replaced rerun roots scene search
+        shares surroundings together trails unreached variables where
     """,
     "show": """
         monitor panel panel.actions panel.closing panel.holders panel.live plot render
         render.account render.advise render.cells render.chart render.fit render.fits render.free
-        render.layout render.leaks render.oom render.panel render.panel_words sampler sidebar subshell
+        render.layout render.leaks render.lines render.oom render.panel render.panel_words sampler sidebar subshell
     """,
     "shell": "__init__ __main__ after_cell arguments cellmagic completion config extension magics",
 }
