@@ -2,12 +2,14 @@
 
 from argparse import Namespace as Options
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.cellmagic import detail_options, without_magic_lines
 from jupyter_gpumem.cells import CellRecord, DeviceChange
 from jupyter_gpumem.config import GpuMemConfig
 from jupyter_gpumem.device import cuda_started, limit_bytes
+from jupyter_gpumem.errors import GpuMemError
 from jupyter_gpumem.failures import find_out_of_memory
 from jupyter_gpumem.observer import observer
 from jupyter_gpumem.render.cells import detail_page, line_page
@@ -19,9 +21,27 @@ from jupyter_gpumem.variables import Namespace
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from jupyter_gpumem.linemarks import LineMarks
     from jupyter_gpumem.oom import Watcher
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type)
+
+
+@dataclass(slots=True)
+class _Request:
+    """What ``%%gpumem`` asked for, and what was noted when its cell began."""
+
+    raw_cell: str
+    options: Options
+    names: Namespace
+    replaced: Replacements
+    marks: "LineMarks | None" = None
+
+    def close(self) -> None:
+        """Leave nothing of it in the shell."""
+        self.replaced.close()
+        if self.marks is not None:
+            self.marks.close()
 
 
 def show(shell: "InteractiveShell", page: Page) -> None:
@@ -36,7 +56,7 @@ class CellReports:
     def __init__(self, shell: "InteractiveShell", config: GpuMemConfig) -> None:
         self._shell = shell
         self._config = config
-        self._requests: dict[int, tuple[str, Options, Namespace, Replacements]] = {}
+        self._requests: dict[int, _Request] = {}
         self._above: set[int] = set()
         self._watcher: Watcher | None = None
         self._told_by = ""
@@ -48,24 +68,26 @@ class CellReports:
         if self._watcher is not None:
             self._watcher.cell_started(record)
         if not record.depth:
-            self._requests.clear()
+            self._forget_requests()
         options = detail_options(raw_cell)
         if options is None:
             return
         # `%%capture` above `%%gpumem` runs the rest as a cell of its own: that one reports
-        for key, (outer, *_rest) in list(self._requests.items()):
-            if outer.rstrip().endswith(raw_cell.strip()) and outer.startswith("%%"):
-                del self._requests[key]
+        for key, outer in list(self._requests.items()):
+            if outer.raw_cell.rstrip().endswith(raw_cell.strip()) and outer.raw_cell.startswith("%%"):
+                self._requests.pop(key).close()
         names = self._shell.user_ns
         body = self._shell.transform_cell(without_magic_lines(raw_cell))  # type: ignore[no-untyped-call]  # IPython's
-        replaced = Replacements(names, str(body))
-        self._requests[id(record)] = (raw_cell, options, Namespace(names, held_bytes), replaced)
+        request = _Request(raw_cell, options, Namespace(names, held_bytes), Replacements(names, str(body)))
+        self._requests[id(record)] = request
+        if options.lines:
+            self._mark_lines(request)
 
     def cell_ended(self, record: CellRecord, result: Any) -> None:
         """Show the cell's report."""
         request = self._requests.pop(id(record), None)
         if request is not None:
-            self._show_detail(record, *request[1:])
+            self._show_detail(record, request)
         elif record.depth:
             return
         elif self._config.auto and not self._is_told(result):
@@ -91,9 +113,13 @@ class CellReports:
         """Hear of no further out-of-memory error; a cell in detail that is under way learns that it has no report."""
         observer.listen(None)
         if self._requests:
-            self._requests.clear()
+            self._forget_requests()
             text = "%%gpumem: the extension was unloaded within this cell, so there is nothing to show for it"
             show(self._shell, Page((Block(((quiet(text),),)),)))
+
+    def _forget_requests(self) -> None:
+        while self._requests:
+            self._requests.popitem()[1].close()
 
     def forget_failures(self) -> None:
         """Leave the failures of the cell under way unreported: ``%%gpu_fit`` has dealt with them."""
@@ -126,13 +152,25 @@ class CellReports:
         if changes:
             show(self._shell, line_page(record, changes))
 
-    def _show_detail(self, record: CellRecord, options: Options, names: Namespace, replaced: Replacements) -> None:
-        if not options.quiet:
-            changes = names.changes(self._shell.user_ns)
-            show(self._shell, detail_page(record, changes, replaced.found(changes)))
-        replaced.close()
-        if options.output:
-            self._shell.user_ns[options.output] = record
+    def _mark_lines(self, request: "_Request") -> None:
+        from jupyter_gpumem.linemarks import LineMarks
+
+        try:
+            request.marks = LineMarks(self._shell, request.raw_cell)
+        except GpuMemError as error:
+            show(self._shell, Page((Block(((quiet(str(error)),),)),)))
+
+    def _show_detail(self, record: CellRecord, request: "_Request") -> None:
+        try:
+            if request.marks is not None:
+                record.lines = request.marks.read(record)
+            if not request.options.quiet:
+                changes = request.names.changes(self._shell.user_ns)
+                show(self._shell, detail_page(record, changes, request.replaced.found(changes)))
+        finally:
+            request.close()
+        if request.options.output:
+            self._shell.user_ns[request.options.output] = record
 
     def _show_echo(self, record: CellRecord, result: Any) -> None:
         """Say that ``Out`` now keeps GPU memory; a plain value costs nothing to tell."""

@@ -5,12 +5,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem import simgpu
 from jupyter_gpumem.device import CudaProbe, HostProbe, current_probe, torch_module
+from jupyter_gpumem.lines import DeviceLines
 from jupyter_gpumem.peaks import Scope, tracker
 from jupyter_gpumem.readings import DeviceSnapshot, MemoryProbe
 
@@ -75,6 +76,8 @@ class CellRecord:
     simulated: bool = False
     sizes_read: int = 0
     """How many sizes came to depend on values that the simulated GPU does not compute."""
+    lines: tuple[DeviceLines, ...] = ()
+    """What each source line took, with ``%%gpumem --lines``."""
 
     @property
     def moved(self) -> tuple[DeviceChange, ...]:
@@ -93,6 +96,7 @@ class CellRecord:
             "simulated": self.simulated,
             "sizes_read": self.sizes_read,
             "devices": [_change_dict(change) for change in self.devices],
+            "lines": [asdict(device) for device in self.lines],
         }
 
 
@@ -263,6 +267,7 @@ class CellRecorder:
         self._stack[-1].begin(exact=self._exact())
         for listener in self.on_start:
             listener(record, raw)
+        record.started = time.monotonic()  # what the listeners took is not the cell's
 
     def post_run_cell(self, result: "ExecutionResult | None") -> None:
         """Close the scope of a cell; the cell that loaded the extension has none, nor has a blank one."""

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from jupyter_gpumem.blocks import BlockFinder, read_blocks
@@ -79,6 +79,8 @@ def _gather(
         clock.check("values")
         following = gc.get_referents(*batch)
         for item in batch:
+            if type(item) is FunctionType:  # its globals are a program's, whether or not a module has them
+                seen.add(id(item.__globals__))
             if reader.is_known(type(item)):
                 following += [child for child, _how in reader.of(type(item))[1](item)]
                 for key, nbytes, _uses in storages.storages_of(item):

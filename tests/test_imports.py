@@ -20,8 +20,8 @@ LAYERS = {
     """,
     "work": """
         accounts activations advice alike autocast cells changes copies cuts cutting cycles describe dominators explain
-        fits fitting held history holdings leak_report linemarks lines literals meter moments names next_step oom parts passes
-        paths provenance quick rebinding referrers rehearsal release remedies replaced rerun roots scene search
+        fits fitting held history holdings leak_report linemarks lines literals meter moments names next_step oom parts
+        passes paths provenance quick rebinding referrers rehearsal release remedies replaced rerun roots scene search
         shares surroundings together trails unreached variables where
     """,
     "show": """

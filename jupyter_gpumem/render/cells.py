@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from jupyter_gpumem.cells import CellRecord, DeviceChange
 from jupyter_gpumem.render.layout import Block, Page, Row, Span, code, delta, exact, quiet, shorten, size
+from jupyter_gpumem.render.lines import lines_block
 from jupyter_gpumem.replaced import Replaced
 from jupyter_gpumem.sizes import format_bytes, format_delta
 from jupyter_gpumem.variables import VariableChange
@@ -24,6 +25,7 @@ def detail_page(record: CellRecord, variables: Sequence[VariableChange], replace
     elif variables:
         blocks.append(_variables(variables))
         blocks += [_replaced(one) for one in replaced]
+    blocks += [lines_block(device) for device in record.lines]
     note = _sizes_note(record)
     return Page((*blocks, Block(note)) if note else tuple(blocks))
 

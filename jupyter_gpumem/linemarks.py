@@ -1,0 +1,195 @@
+"""Marks in a cell's own syntax tree that tell the allocator's trace which line is running."""
+
+import ast
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from jupyter_gpumem.cells import CellRecord, DeviceChange
+from jupyter_gpumem.device import cuda_started, torch_module
+from jupyter_gpumem.errors import GpuMemError
+from jupyter_gpumem.lines import DeviceLines, LineLog, LineUse, lines_of
+from jupyter_gpumem.peaks import tracker
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+_NAME = "_gpumem_line"
+_MOST_EVENTS = 400_000  # about 100 MB in the allocator while they are kept
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_BLOCKS = ("body", "orelse", "finalbody")
+_OTHER_CODE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+class LineMarks:
+    """Marks one cell's lines while it runs; a call counts for the line of the cell that makes it.
+
+    The allocator's history is recorded meanwhile, unless the user records it already: then theirs is read and
+    left as it is.
+
+    Raises
+    ------
+    GpuMemError
+        When the cell starts or stops recording itself.
+    """
+
+    def __init__(self, shell: "InteractiveShell", raw_cell: str) -> None:
+        if "_record_memory_history" in raw_cell:
+            raise GpuMemError("--lines reads the allocator's history, and this cell records it itself")
+        self._shell = shell
+        self._source = raw_cell.splitlines()
+        heads = _heads(self._source)
+        # another magic runs what is below it as a program of its own, with lines counted from there
+        self._to_skip = sum(not head.startswith("%%gpumem") for head in heads)
+        self._offset = len(heads) - heads[-1].startswith("%%gpumem") if heads else 0
+        self._log = LineLog()
+        self._line = 0
+        self._since: int | None = None
+        self._began = self._recording = self._ended = False
+        self._get_metadata: Callable[[], str] = str
+        self._set_metadata: Callable[[str], object] = str
+        self._metadata_before = ""
+        self._began_us = time.time_ns() // 1000
+        shell.user_ns[_NAME] = self._mark
+        self._transformers = cast("list[Any]", shell.ast_transformers)  # IPython calls nothing but visit()
+        self._transformers.append(self)
+        self._record()
+
+    def visit(self, tree: ast.Module) -> ast.Module:
+        """Mark the cell's tree (called by IPython); no other that is compiled while it runs."""
+        self._to_skip -= 1
+        if self._to_skip == -1:
+            tree.body = _marked(tree.body, self._offset)
+            ast.fix_missing_locations(tree)
+        return tree
+
+    def close(self) -> None:
+        """Take all of it away although the cell may go on, as when it unloads the extension; safe to call twice."""
+        if self._ended:
+            return
+        self._end()
+        self._shell.user_ns[_NAME] = abs  # the marks still to come need something to call
+
+        def forget(_result: Any) -> None:
+            self._shell.user_ns.pop(_NAME, None)
+            self._shell.events.unregister("post_run_cell", forget)
+
+        self._shell.events.register("post_run_cell", forget)
+
+    def read(self, record: CellRecord) -> tuple[DeviceLines, ...]:
+        """End with the cell; return the lines of each device on which it did something."""
+        found = []
+        if self._began:
+            traces = _torch().cuda.memory._snapshot()["device_traces"]
+            found = [self._device(change, traces[change.after.device]) for change in record.moved]
+        self._end()
+        self._shell.user_ns.pop(_NAME, None)
+        return tuple(device for device in found if device.lines)
+
+    def _end(self) -> None:
+        self._ended = True
+        if self in self._transformers:
+            self._transformers.remove(self)
+        if self._recording:
+            self._note_metadata()
+            self._set_metadata(self._metadata_before)
+            _torch().cuda.memory._record_memory_history(enabled=None)
+
+    def _mark(self, line: int) -> None:
+        if line == self._line:
+            return
+        self._line = line
+        self._log.add(time.time_ns() // 1000, line)
+        if not self._began:
+            self._record()
+        if self._recording:
+            self._note_metadata()
+            self._set_metadata(f"{_NAME} {line}")
+
+    def _record(self) -> None:
+        """Begin to record, as soon as CUDA has started."""
+        if not cuda_started():
+            return
+        self._began = True
+        self._since = self._line or None
+        memory = _torch().cuda.memory
+        # whoever records already has their own words for their events, too
+        self._recording = not _torch()._C._cuda_isHistoryEnabled()
+        if self._recording:
+            # older versions of torch give a thread's events no words, and time alone tells
+            self._get_metadata = getattr(_torch()._C, "_cuda_getMemoryMetadata", str)
+            self._set_metadata = getattr(_torch()._C, "_cuda_setMemoryMetadata", str)
+            memory._record_memory_history(enabled="all", context=None, max_entries=_MOST_EVENTS)
+
+    def _note_metadata(self) -> None:
+        """Keep the words that the user set meanwhile."""
+        words = self._get_metadata()
+        if not words.startswith(_NAME):
+            self._metadata_before = words
+
+    def _line_of(self, event: Mapping[str, Any]) -> int | None:
+        name, _space, line = str(event.get("user_metadata", "")).partition(" ")
+        # the threads of backward carry no words: they work while a line of the cell waits for them
+        return int(line) if name == _NAME else self._log.at(event["time_us"])
+
+    def _device(self, change: DeviceChange, trace: Sequence[Mapping[str, Any]]) -> DeviceLines:
+        requested = tracker.raw(change.after.device)["requested_bytes"]["all"]["current"]
+        events = [
+            event
+            for event in trace
+            if event["action"] in ("alloc", "free_completed") and event["time_us"] >= self._began_us
+        ]
+        uses, before = lines_of(events, self._line_of, requested)
+        lines = [LineUse(line, self._text(line), *uses[line]) for line in sorted(uses, key=lambda line: line or 0)]
+        at_peak = before + sum(line.at_peak_bytes for line in lines)
+        return DeviceLines(
+            change.after.device,
+            change.label,
+            tuple(lines),
+            before,
+            change.peak_allocated_bytes - at_peak,
+            change.peak_allocated_bytes,
+            self._since,
+            len(trace) >= _MOST_EVENTS,
+        )
+
+    def _text(self, line: int | None) -> str:
+        return self._source[line - 1].strip() if line is not None and line <= len(self._source) else ""
+
+
+def _torch() -> Any:
+    return torch_module()
+
+
+def _heads(source: Sequence[str]) -> list[str]:
+    heads = []
+    for line in source:
+        if line.startswith("%%"):
+            heads.append(line)
+        elif line.strip():
+            break
+    return heads
+
+
+def _marked(statements: list[ast.stmt], offset: int) -> list[ast.stmt]:
+    """Return statements with a mark before each; functions and classes are left as they are."""
+    marked: list[ast.stmt] = []
+    for statement in statements:
+        if not (isinstance(statement, ast.ImportFrom) and statement.module == "__future__"):
+            marked.append(_mark_of(statement, offset))
+        if not isinstance(statement, _OTHER_CODE):
+            for inner in (statement, *getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
+                for block in _BLOCKS:
+                    if getattr(inner, block, None):
+                        setattr(inner, block, _marked(getattr(inner, block), offset))
+            if isinstance(statement, _LOOPS):  # the next item is fetched by the line of the loop
+                statement.body.append(_mark_of(statement, offset))
+        marked.append(statement)
+    return marked
+
+
+def _mark_of(statement: ast.stmt, offset: int) -> ast.stmt:
+    line = ast.Constant(statement.lineno + offset)
+    call = ast.Expr(ast.Call(ast.Name(_NAME, ast.Load()), [line], []))
+    ast.copy_location(call, statement)
+    return call
