@@ -191,7 +191,8 @@ def set_limit(amount: int | float | None) -> tuple[tuple[int, int], ...]:
     limits = []
     for device, total in totals.items():
         fraction = _fraction(amount, total)
-        torch.cuda.set_per_process_memory_fraction(fraction, device)
+        with torch.cuda.device(device):  # torch 2.6 leaves it the current one
+            torch.cuda.set_per_process_memory_fraction(fraction, device)
         limits.append((device, int(fraction * total)))
     return tuple(limits)
 

@@ -183,6 +183,7 @@ def empty_gpu() -> None:
     gc.collect()
     if torch is not None and torch.cuda.is_initialized():
         torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.set_device(0)  # a limit set on another device leaves that one current in torch 2.6
         for device in range(torch.cuda.device_count()):
             if torch._C._cuda_hasPrimaryContext(device):
                 with torch.cuda.device(device):
