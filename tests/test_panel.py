@@ -251,6 +251,22 @@ def test_nothing_is_sent_while_no_front_end_shows_it_but_samples_go_on(setup: Se
     assert "6.00 GiB at most" in setup.html
 
 
+def test_nothing_is_sent_once_the_output_that_shows_it_is_cleared(setup: Setup) -> None:
+    setup.panel._sampler.start = lambda: None  # type: ignore[method-assign]  # ticks are the test's
+    setup.panel._shell.display_pub = SimpleNamespace(publish=lambda _data, **_options: None)  # type: ignore[misc]  # a fake
+    setup.panel.show()
+    assert setup.tick() != []
+    (place,) = setup.panel._places
+    place.set_state({"_view_count": 1})
+    setup.probe.put(5 * GIB)
+    assert setup.tick() != []
+    place.set_state({"_view_count": 0})
+    setup.probe.put(6 * GIB)
+    assert setup.tick() == []
+    place.set_state({"_view_count": 1})
+    assert setup.tick() != []
+
+
 def test_several_devices_can_be_chosen_from_and_one_needs_no_choice(setup: Setup) -> None:
     setup.look()
     setup.tick()

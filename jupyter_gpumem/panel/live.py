@@ -59,6 +59,7 @@ class Panel:
         self._shown = self._inline = self._seen_in_sidebar = False
         self._chart, self._chart_seen, self._chart_time = "", (-1, 0.0), 0.0
         self._places: list[w.Widget] = []
+        self._open_places: set[w.Widget] = set()
         self._make_figures()
         self._actions = Actions(shell, recorder, self._poke, lambda: self._drawn_device, lambda: options.scan_seconds)
         self.widget = w.VBox([*self._parts(), *self._actions.widgets, self._neighbours])
@@ -94,9 +95,13 @@ class Panel:
     def show(self, instead_of: str | None = None) -> None:
         """Show the panel below the running cell, or in place of the display of an id."""
         self._inline = True
-        self._follow_viewers()
-        place = w.VBox([self.widget])
+        # a front end counts its views, and counts down when the output is cleared
+        place = w.VBox([self.widget], _view_count=0)
+        place.observe(self._views_counted, "_view_count")
+        let_clicks_use_the_subshell(place)
         self._places.append(place)
+        self._open_places.add(place)
+        self._follow_viewers()
         data = {
             "application/vnd.jupyter.widget-view+json": {
                 "version_major": 2,
@@ -107,6 +112,10 @@ class Panel:
         }
         shown = {} if instead_of is None else {"display_id": instead_of}
         self._shell.display_pub.publish(data, transient=shown, update=bool(shown))
+
+    def _views_counted(self, change: dict[str, Any]) -> None:
+        (self._open_places.add if change["new"] else self._open_places.discard)(change["owner"])
+        self._follow_viewers()
 
     def moved_to_sidebar(self) -> None:
         """Leave the places below cells: a sidebar has answered, and shows the panel."""
@@ -122,7 +131,7 @@ class Panel:
 
     def _follow_viewers(self) -> None:
         """Draw only while somebody looks; samples are taken from the first time on, so the chart has no gap."""
-        shown = self._inline or self._seen_in_sidebar
+        shown = (self._inline and bool(self._open_places)) or self._seen_in_sidebar
         if shown and not self._shown:
             self._sampler.start()
             self._poke()

@@ -124,7 +124,8 @@ def test_a_screen_reader_finds_region_names_figures_and_answers(drawn: Notebook)
     expect(drawn.panel.get_by_role("combobox", name="Time shown")).to_be_visible()
     labels = [image.get_attribute("aria-label") or "" for image in drawn.panel.get_by_role("img").all()]
     assert labels[0].startswith("allocated 256 MiB, cached")
-    assert labels[1].startswith("GPU 0 from ")
+    assert labels[1] == "GPU 0: 256 MiB, GPU 1: 256 MiB"
+    assert labels[2].startswith("GPU 0 from ")
     drawn.button("Free memory").click()
     expect(drawn.panel.get_by_role("status")).to_contain_text("device", timeout=20_000)
     assert (

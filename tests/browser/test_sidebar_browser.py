@@ -218,6 +218,12 @@ def test_without_the_labextension_the_same_panel_is_shown_below_the_cell(
     expect(inline).to_be_visible()
     inline.get_by_role("button", name="Free memory").click()
     expect(inline.locator(".gm-result")).to_contain_text("the system")
+    expect_value(notebook, f"{SIDEBAR}.panel._shown", "True")
+    notebook.command("notebook:clear-cell-output")
+    expect_value(notebook, f"{SIDEBAR}.panel._shown", "False")
+    notebook.run(1)
+    expect(inline).to_be_visible()
+    expect_value(notebook, f"{SIDEBAR}.panel._shown", "True")
     server.stop_kernels()
 
 
