@@ -238,6 +238,18 @@ def test_pause_stops_drawing_and_resume_shows_what_was_missed(setup: Setup) -> N
     assert "5.00 GiB at most" in setup.html
 
 
+def test_a_device_chosen_while_paused_is_drawn_once(setup: Setup) -> None:
+    setup.probe.put(7 * GIB, device=3)
+    setup.look()
+    setup.tick()
+    setup.button("Pause").set_state({"value": True})
+    setup.panel._devices.set_state({"index": 1})
+    assert setup.tick() != []
+    assert "<b>GPU 3</b>" in setup.html
+    setup.probe.put(5 * GIB, device=3)
+    assert setup.tick() == []
+
+
 def test_nothing_is_sent_while_no_front_end_shows_it_but_samples_go_on(setup: Setup) -> None:
     setup.look()
     setup.tick()

@@ -56,7 +56,7 @@ class Panel:
         self._device: int | None = None
         self._drawn_device: int | None = None
         self._drawn: object = None
-        self._shown = self._inline = self._seen_in_sidebar = False
+        self._shown = self._inline = self._seen_in_sidebar = self._new_choice = False
         self._chart, self._chart_seen, self._chart_time = "", (-1, 0.0), 0.0
         self._places: list[w.Widget] = []
         self._open_places: set[w.Widget] = set()
@@ -82,7 +82,7 @@ class Panel:
         self._pause.add_class("gm-pause")
         self._pause.add_class("gm-small")
         self._devices.observe(self._device_chosen, "value")
-        self._window.observe(lambda _change: self._poke(), "value")
+        self._window.observe(lambda _change: self._choice_made(), "value")
         self._pause.observe(self._paused, "value")
 
     def _parts(self) -> list[w.Widget]:
@@ -150,6 +150,12 @@ class Panel:
 
     def _device_chosen(self, change: dict[str, Any]) -> None:
         self._device = change["new"]
+        if self._device != self._drawn_device:
+            self._choice_made()
+
+    def _choice_made(self) -> None:
+        """Draw once, also while paused: the picture is of what was chosen."""
+        self._new_choice = True
         self._poke()
 
     def _paused(self, change: dict[str, Any]) -> None:
@@ -161,8 +167,9 @@ class Panel:
     def _tick(self) -> None:
         self._sampler.interval_seconds = self._options.interval
         reading = self._monitor.read()
-        if not self._shown or self._pause.value:
+        if not self._shown or (self._pause.value and not self._new_choice):
             return
+        self._new_choice = False
         if not reading.snapshots:
             state: object = self._monitor.clock() // _NOT_STARTED_SECONDS
             if state != self._drawn:
