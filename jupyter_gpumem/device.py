@@ -161,10 +161,17 @@ def limit_bytes(device: int) -> int | None:
     torch = torch_module()
     if torch is None or not cuda_started() or not hasattr(torch.cuda, "get_per_process_memory_fraction"):
         return None
-    fraction = float(torch.cuda.get_per_process_memory_fraction(device))
+    with _current_device_kept(torch):
+        fraction = float(torch.cuda.get_per_process_memory_fraction(device))
     if fraction >= 1.0:
         return None
     return int(fraction * torch.cuda.get_device_properties(device).total_memory)
+
+
+def _current_device_kept(torch: ModuleType) -> contextlib.AbstractContextManager[None]:
+    """Return to the current device afterwards: in torch 2.6 asking for a device's limit changes it."""
+    kept: contextlib.AbstractContextManager[None] = torch.cuda.device(torch.cuda.current_device())
+    return kept
 
 
 def set_limit(amount: int | float | None) -> tuple[tuple[int, int], ...]:
@@ -191,7 +198,7 @@ def set_limit(amount: int | float | None) -> tuple[tuple[int, int], ...]:
     limits = []
     for device, total in totals.items():
         fraction = _fraction(amount, total)
-        with torch.cuda.device(device):  # torch 2.6 leaves it the current one
+        with _current_device_kept(torch):
             torch.cuda.set_per_process_memory_fraction(fraction, device)
         limits.append((device, int(fraction * total)))
     return tuple(limits)

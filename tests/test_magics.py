@@ -312,3 +312,10 @@ def test_only_a_cell_that_is_gpu_free_and_nothing_else_goes_without_its_line(loa
     assert "peak" not in loaded.run("%gpu_free x").text
     assert "(+64.0 MiB)" in loaded.run("%gpu_free\nx = take(64)").text
     assert "(−64.0 MiB)" in loaded.run("%gpu_free -q x").text
+
+
+def test_looking_at_limits_and_setting_them_leaves_the_current_device(loaded: Shell) -> None:
+    loaded.run("x, y = take(2), take(2, 1)")
+    for line in ("%gpumem limit", "%gpumem limit 50%", "%gpumem limit off"):
+        loaded.run(line)
+        assert torch.cuda.current_device() == 0, line
