@@ -43,7 +43,7 @@ class Titles(html.parser.HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.titles += [value or "" for name, value in attrs if name == "title"]
+        self.titles += [value or "" for name, value in attrs if name in ("title", "data-cell")]
 
 
 def test_the_top_is_a_round_size_above_everything_drawn() -> None:

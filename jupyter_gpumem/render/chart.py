@@ -215,7 +215,7 @@ def _over(chart: Chart, count: int, characters: int) -> str:
     lines = max(count // len(groups), 1)
     regions = [f"<i style=flex:{edges[0]}></i>"] if edges[0] > 0 else []
     for group, left, right in zip(groups, edges, [*edges[1:], WIDTH], strict=True):
-        regions.append(f'<i class=gm-c style=flex:{right - left} title="{_title(group, lines, characters)}"></i>')
+        regions.append(f'<i class=gm-c style=flex:{right - left} data-cell="{_title(group, lines, characters)}"></i>')
     return f"<div class=gm-cells>{''.join(regions)}</div>{_out_of_memory(chart)}"
 
 

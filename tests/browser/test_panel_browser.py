@@ -51,7 +51,7 @@ def test_the_figures_are_those_of_torch(lab: Server, open_notebook: Open) -> Non
     expect(notebook.panel.get_by_role("img").first).to_have_attribute(
         "aria-label", re.compile("^allocated 1.00 GiB, cached")
     )
-    expect(notebook.panel.locator(".gm-cells [title*='Cell 2: import time · peak 1.00 GiB']")).to_have_count(1)
+    expect(notebook.panel.locator(".gm-cells [data-cell*='Cell 2: import time · peak 1.00 GiB']")).to_have_count(1)
 
 
 def test_while_a_cell_runs_the_chart_moves_and_a_click_answers_at_once(lab: Server, open_notebook: Open) -> None:
@@ -145,7 +145,7 @@ def test_running_out_of_memory_is_marked_and_names_are_escaped(lab: Server, open
     notebook = started(open_notebook, lab, evil)
     notebook.start(2)
     expect(notebook.panel.locator(".gm-plot u")).to_have_attribute("title", "Out of memory in cell 3", timeout=20_000)
-    expect(notebook.panel.locator(".gm-cells [title*='onerror']")).to_have_count(1)
+    expect(notebook.panel.locator(".gm-cells [data-cell*='onerror']")).to_have_count(1)
     expect(notebook.sidebar.locator("img")).to_have_count(0)
     assert notebook.page.evaluate("() => window.hacked") is None
 
@@ -169,10 +169,13 @@ def test_the_chart_shows_the_limit_each_cell_and_the_time_chosen(lab: Server, op
     notebook.run(2, 3, 4)
     expect(notebook.panel.locator(".gm-plot .gm-l")).to_have_count(1)
     expect(notebook.panel.locator(".gm-lines")).to_contain_text("limit 18.0 GiB")
-    expect(notebook.panel.locator(".gm-cells .gm-c").last).to_have_attribute("title", "Cell 5: %gpumem limit 18GiB")
-    fourth = notebook.panel.locator(".gm-cells").get_by_title("Cell 4: time.sleep(1.5)  # <i>4</i>", exact=True)
-    # the pointer meets the cell, not what lies under or over it
+    last = notebook.panel.locator(".gm-cells .gm-c").last
+    expect(last).to_have_attribute("data-cell", "Cell 5: %gpumem limit 18GiB")
+    fourth = notebook.panel.locator(".gm-cells [data-cell='Cell 4: time.sleep(1.5)  # <i>4</i>']")
     fourth.hover()
+    told = "node => JSON.parse(getComputedStyle(node, '::after').content.replace('none', '\"\"'))"
+    assert fourth.evaluate(told) == "Cell 4: time.sleep(1.5)  # <i>4</i>"
+    assert last.evaluate(told) == ""
     for choice, seconds in (("1 minute", 60), ("15 minutes", 900), ("1 hour", 3600)):
         notebook.panel.get_by_label("Time shown").select_option(choice)
         expect(notebook.panel.locator(".gm-time")).to_have_text(re.compile(r"^(\d\d:){2}\d\d(\d\d:){2}\d\d$"))
