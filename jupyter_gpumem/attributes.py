@@ -15,6 +15,11 @@ def type_name(item: object) -> str:
     return _type_name(type(item))
 
 
+def class_name(kind: type) -> str:
+    """Return the name of a class, without asking its metaclass."""
+    return _type_name(kind)
+
+
 def type_module(item: object) -> str:
     """Return the module that an object's exact type says it is from, without asking the object."""
     module = _type_module(type(item))
@@ -45,7 +50,8 @@ def instance_dict(item: object) -> dict[str, Any] | None:
     """Return the dict of an instance's attributes, None where it has none; makes one that was not there."""
     for base in type_mro(type(item)):
         field = type_namespace(base).get("__dict__")
-        if type(field) is GetSetDescriptorType:
+        # modules and simple namespaces have it as a member
+        if isinstance(field, (GetSetDescriptorType, MemberDescriptorType)):
             try:
                 found = field.__get__(item)
             except (AttributeError, TypeError):
@@ -64,7 +70,7 @@ def is_instance_dict(parent: object, child: object) -> bool:
 def _slot(parent: object, child: object) -> str | None:
     for base in type_mro(type(parent)):
         for name, field in type_namespace(base).items():
-            if type(field) is MemberDescriptorType:
+            if type(field) is MemberDescriptorType and name != "__dict__":
                 try:
                     value = field.__get__(parent)
                 except (AttributeError, TypeError):

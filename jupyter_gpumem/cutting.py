@@ -13,7 +13,7 @@ from jupyter_gpumem.shares import Share, Shares
 
 _PLAIN = (dict, list, tuple, set, frozenset, deque)
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-_EASY = ("variable", "output", "error", "debugger")
+_EASY = ("variable", "output", "error", "debugger", "context")
 """Holders that let go by themselves without harm to anything else."""
 _MOST_PARTS = 8
 """A namespace with more members that hold memory is one line, not one line each."""
@@ -89,6 +89,7 @@ class Cutter:
     def _split(self, node: int, holder: RootHolder, depth: int = 0) -> Iterator[Share]:
         """Cut what a variable holds into the members that can be let go one by one."""
         members: list[int] = []
+        start = node
         for _step in range(_MOST_STEPS):
             item = self._shares.graph.objects[node]
             if self._shares.is_model(item):
@@ -101,6 +102,9 @@ class Cutter:
             if len(members) != 1 or self._shares.total(members[0]) != self._shares.total(node):
                 break
             node = members[0]
+        else:
+            # what lies so deep in containers goes with the outermost
+            node, members = start, []
         if 0 < len(members) <= _MOST_PARTS and depth < _DEEPEST and self._is_namespace(node):
             yield from self._split_namespace(node, holder, members, depth)
         else:

@@ -2,14 +2,25 @@
 
 from collections import deque
 from collections.abc import Sequence
-from types import FunctionType
+from types import FunctionType, TracebackType
 
-from jupyter_gpumem.attributes import type_name
-from jupyter_gpumem.heap import is_exactly, is_made_by_class
+from jupyter_gpumem.attributes import class_name, type_name
+from jupyter_gpumem.heap import is_exactly, is_made_by_class, type_namespace
 from jupyter_gpumem.held import HeldGraph
 
 
-def cycle_words(graph: HeldGraph, members: Sequence[int]) -> list[str]:
+def garbage_words(graph: HeldGraph, members: Sequence[int]) -> str:
+    """Name some garbage: an error or a class by itself, anything else as the shortest cycle in it."""
+    error = _earlier_error(graph, members)
+    if error is not None:
+        return f"an earlier error ({error}) that nothing refers to"
+    kind = next((item for item in map(graph.objects.__getitem__, members) if issubclass(type(item), type)), None)
+    if kind is not None:
+        return f"class {class_name(kind)}, which nothing refers to"
+    return " → ".join(_cycle_words(graph, members)) or "unreachable objects"
+
+
+def _cycle_words(graph: HeldGraph, members: Sequence[int]) -> list[str]:
     """Return the shortest cycle among some nodes as the names of their types, the first one last again."""
     inside = set(members)
     for start in members:
@@ -29,6 +40,18 @@ def cycle_words(graph: HeldGraph, members: Sequence[int]) -> list[str]:
                     before[target] = node
                     queue.append(target)
     return []
+
+
+def _earlier_error(graph: HeldGraph, members: Sequence[int]) -> str | None:
+    """Return the type of the error whose frames some garbage is, the outermost of a chain; None for other garbage."""
+    items = [graph.objects[node] for node in members]
+    if not any(type(item) is TracebackType for item in items):
+        return None
+    errors = {id(item): item for item in items if issubclass(type(item), BaseException)}
+    fields = type_namespace(BaseException)
+    inner = {id(fields[link].__get__(error)) for error in errors.values() for link in ("__cause__", "__context__")}
+    outer = [error for address, error in errors.items() if address not in inner] or list(errors.values())
+    return type_name(outer[0]) if outer else None
 
 
 def _words(graph: HeldGraph, nodes: list[int]) -> list[str]:

@@ -8,15 +8,15 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING
 
 from jupyter_gpumem.attributes import type_name
-from jupyter_gpumem.cycles import cycle_words
+from jupyter_gpumem.cycles import garbage_words
 from jupyter_gpumem.heap import is_exactly
 from jupyter_gpumem.held import RootHolder
 from jupyter_gpumem.holders import Holder, Kind, Part, Release
-from jupyter_gpumem.paths import Trail
 from jupyter_gpumem.provenance import CellFinder
 from jupyter_gpumem.remedies import Remedy, Situation, remedy_for, together
 from jupyter_gpumem.shares import Share, Shares
 from jupyter_gpumem.tensors import TensorFacts, tensor_facts
+from jupyter_gpumem.trail import Trail
 from jupyter_gpumem.trails import Place, Trails
 
 if TYPE_CHECKING:
@@ -107,11 +107,11 @@ class Describer:
         shown = self._trails.first_parameter(self._trails.trail(holder, end), end, share)
         item = self._graph.objects[end]
         if type_name(item) == "_lru_cache_wrapper":
-            shown = replace(shown, text=f"cache of {shown.text} (lru_cache)", inside="cache")
+            shown = replace(shown, text=f"cache of {shown.words} (lru_cache)", tail="", inside="cache")
         group, alike = self._trails.group(end, shown.text)
         situation = self._situation(share, holder, cut, shown, end, alike)
         remedy = remedy_for(situation)
-        path = ", ".join((group, *shown.via))
+        path = ", ".join((group + shown.tail, *shown.via))
         note = self._note(holder, item, alike)
         return _Draft(
             path=path,
@@ -173,15 +173,13 @@ class Describer:
             deletion=place.deletion,
             is_assignable=place.is_assignable and end == share.node,
             finalizer=self._finalizer(share),
+            context=self._trails.code_of(holder.group[1]) if holder.kind == "context" else None,
         )
 
     def _finalizer(self, share: Share) -> str | None:
-        """Return the variable with the ``weakref.finalize`` that keeps a share, empty where it is in none."""
+        """Return the code for the ``weakref.finalize`` that keeps a share, empty where nobody has it."""
         finalizer = self._trails.finalizer(share)
-        if finalizer is None:
-            return None
-        names = (name for name, value in self._variables.items() if value is finalizer)
-        return next((name for name in names if not name.startswith("_")), "")
+        return None if finalizer is None else self._trails.code_of(finalizer) or ""
 
     def _keep_graphs(self, share: Share, members: list[TensorFacts | None]) -> bool:
         """Tell whether some scalars keep more than themselves: after backward() they do not."""
@@ -351,11 +349,9 @@ class Describer:
     # -- garbage ----------------------------------------------------------------------------------------
 
     def _garbage(self, share: Share) -> _Draft:
-        cycle = cycle_words(self._graph, share.garbage)
-        words = " → ".join(cycle) if cycle else "unreachable objects"
         situation = Situation("garbage", None, "", "", None, whole=False, in_shell=self._in_shell)
         return _Draft(
-            path=f"garbage: {words}",
+            path=f"garbage: {garbage_words(self._graph, share.garbage)}",
             kind="garbage",
             expression=None,
             cell=None,

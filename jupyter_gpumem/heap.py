@@ -3,7 +3,7 @@
 import ctypes
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -174,11 +174,12 @@ class Heap:
         seeds: Iterable[Any],
         parents: Mapping[int, Sequence[Any]],
         stops: Mapping[int, Any],
+        beyond: Collection[int] = (),
     ) -> tuple[dict[int, Any], set[int]]:
         """Find everything from which a seed can be reached.
 
         Classes are found, and nobody looks beyond them: every instance refers to its class, and half a program
-        to some class.
+        to some class. Only classes whose addresses are in ``beyond`` are followed as any object is.
 
         Parameters
         ----------
@@ -196,7 +197,7 @@ class Heap:
         """
         found: dict[int, Any] = {}
         met: set[int] = set()
-        front = _close(seeds, parents, found, met, stops)
+        front = _close(seeds, parents, found, met, stops, beyond)
         if self._references is None and front:
             self._references = _References(self.objects, self._clock)
         level = 0
@@ -204,7 +205,7 @@ class Heap:
             self._clock.check("who holds what")
             assert self._references is not None
             holders = self._references.holders_of(front, sort=level >= _LEVELS)
-            front = _close(holders, parents, found, met, stops)
+            front = _close(holders, parents, found, met, stops, beyond)
             level += 1
         return found, met
 
@@ -215,6 +216,7 @@ def _close(
     found: dict[int, Any],
     met: set[int],
     stops: Mapping[int, Any],
+    beyond: Collection[int],
 ) -> list[int]:
     """Add objects and what holds them by ``parents`` to ``found``; return the addresses that are new."""
     new: list[int] = []
@@ -228,7 +230,7 @@ def _close(
             met.add(address)
             continue
         found[address] = item
-        if issubclass(type(item), type):
+        if issubclass(type(item), type) and address not in beyond:
             continue
         new.append(address)
         stack.extend(parents.get(address, ()))

@@ -17,6 +17,7 @@ Kind = Literal[
     "cache",
     "hook",
     "garbage",
+    "context",
     "unknown",
     "together",
 ]

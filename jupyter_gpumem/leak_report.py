@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from jupyter_gpumem.alike import group_alike
 from jupyter_gpumem.blocks import Block, BlockFinder, is_library_workspace, read_blocks
 from jupyter_gpumem.cutting import Cutter
 from jupyter_gpumem.describe import Describer
@@ -191,6 +192,7 @@ def _fill(
     for share in Cutter(shares, torch).all():
         found.holders += describer.holders(share)
         clock.check("names")
+    found.holders = group_alike(found.holders, in_shell=shell is not None)
     found.notes += sorted(live.graph.unread)
 
 

@@ -32,17 +32,39 @@ def held_graph(heap: Heap, live: LiveTensors, roots: Roots, blocks: Sequence[Blo
 
 
 def _graph(heap: Heap, live: LiveTensors, roots: Roots, blocks: Sequence[Block], clock: Clock) -> HeldGraph:
-    cone, met = heap.cone(map(live.graph.objects.__getitem__, live.keys), live.graph.parents(), roots.stops)
+    cone, met, dead = _cone(heap, live, roots)
     clock.check("references")
     graph = HeldGraph()
-    slots = roots.slots(cone, met)
-    _add_holders(graph, slots)
+    _add_holders(graph, (slot for slot in roots.slots(cone, met) if id(slot.target) not in dead))
     _add_objects(graph, cone)
-    _add_references(graph, cone, live)
+    _add_references(graph, cone, live, dead)
     _add_memory(graph, live, blocks)
     clock.check("what each keeps")
     add_unreached(graph, cone, live)
     return graph
+
+
+def _cone(heap: Heap, live: LiveTensors, roots: Roots) -> tuple[dict[int, Any], set[int], set[int]]:
+    """Return what leads to memory, the roots' containers that were met, and the addresses of dead classes.
+
+    Also found is what leads to whatever lets memory go: finalizers and context variables. A class without a name
+    that no root leads to is garbage, as each class is a cycle.
+    """
+    parents = live.graph.parents()
+    cone, met = heap.cone(map(live.graph.objects.__getitem__, live.keys), parents, roots.stops)
+    handles = roots.handles(cone)
+    if handles:
+        more, also_met = heap.cone(handles, parents, roots.stops)
+        cone.update(more)
+        met |= also_met
+    dead: set[int] = set()
+    for slot in roots.slots(cone, met):
+        if slot.kind == "class" and slot.code is None:
+            above, also_met = heap.cone([slot.target], parents, roots.stops, {id(slot.target)})
+            if all(other.target is slot.target for other in roots.slots(above, also_met)):
+                dead.add(id(slot.target))
+                cone.update(above)
+    return cone, met, dead
 
 
 def _add_holders(graph: HeldGraph, slots: Iterable[Slot]) -> None:
@@ -65,12 +87,14 @@ def _add_objects(graph: HeldGraph, cone: Mapping[int, Any]) -> None:
         graph.successors[holder.node] = sorted(targets)
 
 
-def _add_references(graph: HeldGraph, cone: Mapping[int, Any], live: LiveTensors) -> None:
+def _add_references(graph: HeldGraph, cone: Mapping[int, Any], live: LiveTensors, dead: set[int]) -> None:
     nodes, links = graph.nodes, live.graph.links
     for address, item in cone.items():
         # classes are roots: what refers to one is not asked to let go of what the class has
         targets = dict.fromkeys(
-            nodes[id(held)] for held in gc.get_referents(item) if id(held) in nodes and not issubclass(type(held), type)
+            nodes[id(held)]
+            for held in gc.get_referents(item)
+            if id(held) in nodes and (not issubclass(type(held), type) or id(held) in dead)
         )
         for held, _how in links.get(address, ()):
             if id(held) in nodes:
@@ -107,7 +131,7 @@ def _add_memory(graph: HeldGraph, live: LiveTensors, blocks: Sequence[Block]) ->
 
 
 # how many steps longer a path from elsewhere may be before a user would rather read this one
-_DETOUR = {"module": 4, "class": 2, "ipython": 6, "frame": 2, "unknown": 8}
+_DETOUR = {"module": 4, "class": 2, "context": 2, "ipython": 6, "frame": 2, "unknown": 8}
 
 
 def _recognised_paths(graph: HeldGraph) -> list[int]:

@@ -17,8 +17,8 @@ class Situation:
     ``cut`` is the path to what is let go, ``shown`` the one to what it keeps in the end. ``variable`` is the
     user's variable it begins at; ``whole`` tells that the variable itself is what is let go. ``failed`` is an
     error whose traceback alone keeps it all. ``deletion`` removes the reference ``cut`` ends with, and
-    ``is_assignable`` tells whether what is shown can be set to something else. ``finalizer`` is the name of a
-    ``weakref.finalize`` that keeps it, empty where it has none.
+    ``is_assignable`` tells whether what is shown can be set to something else. ``finalizer`` is the path to a
+    ``weakref.finalize`` that keeps it, empty where it has none; ``context`` the one to a context variable.
     """
 
     kind: str
@@ -45,6 +45,7 @@ class Situation:
     deletion: str | None = None
     is_assignable: bool = False
     finalizer: str | None = None
+    context: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,20 @@ def _frame(situation: Situation) -> Remedy:
     return Remedy("", (), "let it return, or del the name there")
 
 
+def _context(situation: Situation) -> Remedy:
+    if situation.context is None:
+        return Remedy("", (), "set the context variable to None where it was set")
+    return _with_imports(f"{situation.context}.set(None)", "a context variable keeps its value in this context")
+
+
+def _with_imports(code: str, note: str = "") -> Remedy:
+    """Return code as the remedy, its import written as a user would."""
+    release = (Release("code", code=code),)
+    if "__import__('sys')" in code:
+        code = "import sys; " + code.replace("__import__('sys')", "sys")
+    return Remedy(code, release, note)
+
+
 def _unknown(situation: Situation) -> Remedy:
     return Remedy("", (), "held by C code or by a call under way")
 
@@ -128,6 +143,7 @@ _SPECIAL = {
     "debugger": _debugger,
     "handling": _handling,
     "frame": _frame,
+    "context": _context,
     "unknown": _unknown,
 }
 
@@ -161,10 +177,9 @@ def _kept_error(error: str) -> Remedy:
     return Remedy(code, (Release("code", code=code),), "a kept error keeps the frames it came through")
 
 
-def _finalizer(name: str) -> Remedy:
+def _finalizer(path: str) -> Remedy:
     note = "a weakref.finalize keeps it until its object goes"
-    code = f"{name}.detach()"
-    return Remedy(code, (Release("code", code=code),), note) if name else Remedy("", (), note)
+    return _with_imports(f"{path}.detach()", note) if path else Remedy("", (), note)
 
 
 def _is_small_view(situation: Situation) -> bool:
@@ -209,10 +224,7 @@ def _inner(situation: Situation) -> Remedy:
         return Remedy(*_drop(situation, situation.variable))
     else:
         code = situation.deletion or ""
-    release = (Release("code", code=code),) if code else ()
-    if "__import__('sys')" in code:
-        code = "import sys; " + code.replace("__import__('sys')", "sys")
-    return Remedy(code, release)
+    return _with_imports(code) if code else Remedy("", ())
 
 
 def together(names: Sequence[str], program: Sequence[str], others: Sequence[Remedy], *, in_shell: bool) -> Remedy:

@@ -1,9 +1,12 @@
 """Where a notebook keeps references: its variables, IPython's copies, the last error, modules, running code."""
 
+import gc
 import re
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -63,6 +66,7 @@ class Roots:
         if shell is not None:
             self._add_shell(shell)
         self._add_modules()
+        self._add_context()
 
     def user_namespace(self) -> dict[str, Any]:
         """Return the namespace the user's code runs in."""
@@ -87,6 +91,12 @@ class Roots:
         found += _handled_errors(cone)
         found += self._running(cone)
         return found
+
+    def handles(self, cone: Mapping[int, Any]) -> list[Any]:
+        """Return the context variables and finalizers whose values are in ``cone``: what lets go of those."""
+        variables = [variable for variable, value in copy_context().items() if id(value) in cone]
+        registry: dict[Any, Any] = type_namespace(weakref.finalize)["_registry"]
+        return [*variables, *(finalizer for finalizer, info in list(registry.items()) if id(info) in cone)]
 
     def _add(
         self,
@@ -119,6 +129,15 @@ class Roots:
         if shell.last_execution_result is not None:
             self._add_object(shell.last_execution_result, _of_last_result)
         self._add_object(shell, _of_shell)
+
+    def _add_context(self) -> None:
+        """End at the context variables of this thread; their values lie in a tree of tables in C."""
+        context = copy_context()
+        tables = gc.get_referents(context)
+        for table in tables:
+            tables += [child for child in gc.get_referents(table) if type(child).__name__.startswith("hamt_")]
+            self._add(table, tuple, _context_variable)
+        self._add(context, lambda: list(context.items()), _context_variable, always=True)
 
     def _add_modules(self) -> None:
         for name, module in list(sys.modules.items()):
@@ -238,6 +257,10 @@ def _of_sys(name: Any, value: object) -> Slot:
 
 def _error(value: object) -> Slot:
     return Slot(value, ("error",), "error", "the last error", None)
+
+
+def _context_variable(variable: Any, value: object) -> Slot:
+    return Slot(value, ("context", variable), "context", f"context variable {variable.name}", None)
 
 
 def _ipython(attribute: str, value: object) -> Slot:

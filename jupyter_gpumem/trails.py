@@ -14,10 +14,11 @@ from jupyter_gpumem.heap import type_mro, type_namespace
 from jupyter_gpumem.held import RootHolder
 from jupyter_gpumem.holders import Kind
 from jupyter_gpumem.literals import is_plain_name, literal
-from jupyter_gpumem.paths import Trail, walk
+from jupyter_gpumem.paths import walk
 from jupyter_gpumem.provenance import CellFinder
 from jupyter_gpumem.roots import Slot
 from jupyter_gpumem.shares import Share, Shares
+from jupyter_gpumem.trail import Trail
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _FIXED = (tuple, set, frozenset)
@@ -140,6 +141,14 @@ class Trails:
             if type_name(item) == "_Info" and type_module(item) == "weakref" and type(above) is dict:
                 return next((key for key, value in above.items() if value is item), None)
         return None
+
+    def code_of(self, item: object) -> str | None:
+        """Return the code for an object that the search met, None where no root leads to it by a path of its own."""
+        node = self._graph.nodes.get(id(item))
+        holder = None if node is None else self._graph.holders.get(self._graph.path_to(node)[0])
+        if node is None or holder is None or holder.kind not in ("variable", "module"):
+            return None
+        return self.trail(holder, node).code
 
     def end(self, node: int) -> int:
         """Go on from what is let go to what it keeps, as long as there is one thing to name."""

@@ -8,7 +8,8 @@ import torch
 from jupyter_gpumem import release
 from jupyter_gpumem.holders import Holder, LeakReport
 from jupyter_gpumem.leak_report import find_leaks
-from jupyter_gpumem.paths import Trail, walk
+from jupyter_gpumem.paths import walk
+from jupyter_gpumem.trail import Trail
 from tests.conftest import Shell
 
 MIB = 1024**2

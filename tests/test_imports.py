@@ -19,10 +19,10 @@ LAYERS = {
         simgpu.build simgpu.locate tensors
     """,
     "work": """
-        accounts activations advice alike autocast cells changes copies cuts cutting cycles describe dominators explain
-        fits fitting held history holdings leak_report linemarks lines literals meter moments names next_step oom parts
-        passes paths provenance quick rebinding referrers rehearsal release remedies replaced rerun roots scene search
-        shares surroundings together trails unreached variables where
+        accounts activations advice alike autocast calls cells changes containers copies cuts cutting cycles describe
+        dominators explain fits fitting held history holdings leak_report linemarks lines literals meter moments names
+        next_step oom parts passes paths provenance quick rebinding referrers rehearsal release remedies replaced
+        rerun roots scene search shares surroundings together trail trails unreached variables where
     """,
     "show": """
         monitor panel panel.actions panel.closing panel.holders panel.live plot render
