@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import math
+import re
 import signal
 import sys
 from typing import NoReturn
@@ -15,7 +17,7 @@ from jupyter_gpumem.render.layout import to_text
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_args(_with_equals(sys.argv[1:] if arguments is None else arguments))
     # leave by an exception, so that the notebook's kernel is ended too
     signal.signal(signal.SIGTERM, _leave)
     report = rehearse(options.notebook, options.memory, devices=options.devices, timeout_seconds=options.timeout)
@@ -28,10 +30,27 @@ def main(arguments: list[str] | None = None) -> int:
     return report.exit_code
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and leave."""
+        self.exit(EXIT_CODES["could not be run"], f"{self.prog}: error: {message}   (--help shows how)\n")
+
+
+def _with_equals(arguments: list[str]) -> list[str]:
+    """Join a negative size to its option: argparse would take ``-1GiB`` for an option itself."""
+    joined: list[str] = []
+    for word in arguments:
+        if re.match(r"-\.?\d", word) and joined and joined[-1].startswith("--"):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m jupyter_gpumem", description="GPU memory in notebooks, from the command line."
-    )
+    parser = _Parser(prog="python -m jupyter_gpumem", description="GPU memory in notebooks, from the command line.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     fits = commands.add_parser(
         "fits",
@@ -78,7 +97,7 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not seconds > 0:
+    if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above zero")
     return seconds
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.accounts import take_account
 from jupyter_gpumem.advised import Advice, Shortage
-from jupyter_gpumem.changes import fitting_batch, what_to_change
+from jupyter_gpumem.changes import fitting_batch, lighter_weights, what_to_change
 from jupyter_gpumem.copies import for_each
 from jupyter_gpumem.device import cuda_started, torch_module
 from jupyter_gpumem.heap import Clock, Heap, OutOfTimeError, collector_paused
@@ -61,7 +61,11 @@ def advise_at_failure(
         found = _on_scene(shell, names, spots, device, lambda scene: list(fitting_batch(scene, shortage)))
     else:
         found = _on_scene(
-            shell, names, spots, device, lambda scene: [*what_to_change(scene), *fitting_batch(scene, shortage)]
+            shell,
+            names,
+            spots,
+            device,
+            lambda scene: [*what_to_change(scene), *fitting_batch(scene, shortage), *lighter_weights(scene)],
         )
     return tuple(found or ())
 
@@ -107,7 +111,7 @@ def _on_scene(
             live = live_tensors(Heap(clock, roots.starts()), torch, "cuda", clock)
         except OutOfTimeError:
             return None
-        scene = Scene(live, torch, names, device, spots)
+        scene = Scene(live, torch, names, device, spots, namespace_of(shell).keys())
         found = advise_on(scene)
         del scene, live
     return found

@@ -6,10 +6,12 @@ import re
 from jupyter_gpumem.errors import GpuMemError
 from jupyter_gpumem.sizes import parse_bytes
 
+_LEAST_BYTES = 1024**2  # a number without a unit is in bytes: who types 24 means something else
+
 CARDS = {
     "T4": "14.56 GiB",
     "P100": "15.89 GiB",
-    "V100-16": "15.77 GiB",
+    "V100-16": "15.75 GiB",
     "V100-32": "31.73 GiB",
     "L4": "22.03 GiB",
     "A10G": "22.06 GiB",
@@ -18,8 +20,6 @@ CARDS = {
     "A6000": "47.40 GiB",
     "RTX 3060": "11.75 GiB",
     "RTX 3090": "23.68 GiB",
-    "RTX 4060 Ti 16": "15.59 GiB",
-    "RTX 4080": "15.59 GiB",
     "RTX 4090": "23.52 GiB",
     "RTX 5090": "31.36 GiB",
     "A100-40": "39.38 GiB",
@@ -28,7 +28,7 @@ CARDS = {
     "H200": "139.72 GiB",
     "B200": "178.35 GiB",
 }
-"""The smallest "total capacity" that public out-of-memory messages of torch show for each card."""
+"""The smallest total of each card that torch shows in public: in out-of-memory messages, or as programs start."""
 
 
 def card_bytes(text: str) -> int:
@@ -40,19 +40,30 @@ def card_bytes(text: str) -> int:
         When it is neither; the message lists the cards.
     """
     known = {_key(name): capacity for name, capacity in CARDS.items()}
-    if _key(text) in known:
-        return parse_bytes(known[_key(text)])
+    key = _key(text)
+    if key in known:
+        return parse_bytes(known[key])
+    near = _nearest(text, key)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
     try:
-        return parse_bytes(text)
+        nbytes = parse_bytes(text)
     except GpuMemError as error:
         if re.match(r"\s*[-+.\d]", text):
             raise
-        near = [name for name in CARDS if _key(name).startswith(_key(text))]
-        near = near or difflib.get_close_matches(text, CARDS, 1)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise GpuMemError(f"{text!r} is neither a size nor a known card{hint}   (cards: {', '.join(CARDS)})") from error
+    if nbytes < _LEAST_BYTES:
+        raise GpuMemError(f"{text!r} is {nbytes:,} bytes{hint or '; write for example 24GiB'}")
+    return nbytes
+
+
+def _nearest(text: str, key: str) -> list[str]:
+    if not key:
+        return []
+    found = [name for name in CARDS if _key(name).startswith(key) or key.startswith(_key(name))]
+    found = found or [name for name in CARDS if len(key) > 2 and key in _key(name)]
+    return found or difflib.get_close_matches(text, CARDS, 1)
 
 
 def _key(name: str) -> str:
-    text = re.sub(r"[^a-z0-9]", "", name.lower())
+    text = re.sub(r"[^a-z0-9]", "", re.sub(r"(?i)-?(sxm|hbm)\d\w?|-?pcie?", "", name).lower())
     return re.sub(r"^(nvidia|tesla|geforce)+|(gib|gb)$", "", text)

@@ -144,7 +144,7 @@ def _read(path: Path) -> "NotebookNode":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # cells without an id: an older notebook
             notebook: NotebookNode = nbformat.read(path, 4)  # type: ignore[no-untyped-call]  # theirs
-        language = notebook.metadata.get("kernelspec", {}).get("language", "python")
+        language = _language(notebook)
         sources = [cell.source for cell in notebook.cells]
     except OSError as error:
         raise _NotRunError(f"{path}: {(error.strerror or str(error)).lower()}") from None
@@ -152,11 +152,20 @@ def _read(path: Path) -> "NotebookNode":
         raise _NotRunError(f"{path} is not a notebook: it is not JSON") from None
     except (nbformat.ValidationError, ValueError, AttributeError, TypeError, KeyError):
         raise _NotRunError(f"{path} is not a notebook, though it is JSON") from None
-    if language.lower() != "python":
+    if language.lower() not in ("python", "ipython"):
         raise _NotRunError(f"{path} is written for {language}, not for Python")
     if not any(source.strip() for source in sources):
         raise _NotRunError(f"{path} has no cell to run")
     return notebook
+
+
+def _language(notebook: "NotebookNode") -> str:
+    """Return the language that the kernel's or the language's own entry names; Python where none does."""
+    named = (
+        notebook.metadata.get("kernelspec", {}).get("language"),
+        notebook.metadata.get("language_info", {}).get("name"),
+    )
+    return next((str(name) for name in named if name), "python")
 
 
 @contextlib.contextmanager

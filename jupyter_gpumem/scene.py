@@ -1,16 +1,17 @@
 """What one scan of the heap found, by the names a user knows."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
 from jupyter_gpumem.activations import Activations
+from jupyter_gpumem.attributes import plain_attribute
 from jupyter_gpumem.frames import local_variables
 from jupyter_gpumem.heap import is_exactly
-from jupyter_gpumem.passes import read_activations, read_tensors
+from jupyter_gpumem.passes import parameters_of, read_activations, read_tensors
 from jupyter_gpumem.tensors import Key, LiveTensors
-from jupyter_gpumem.where import Spot, is_recording, module_names, network_calls
+from jupyter_gpumem.where import Spot, calls_of, is_recording, module_names
 
 _BATCH_NAME = re.compile(r"bs|b|n|batch|.*batch.*", re.IGNORECASE)
 
@@ -25,8 +26,11 @@ class Scene:
         names: dict[str, Any],
         device: int | None,
         spots: Sequence[Spot] = (),
+        notebook: Container[str] = (),
     ) -> None:
         self.live, self.torch, self.names, self.device = live, torch, names, device
+        self.notebook = notebook
+        """The names among them that are the notebook's own."""
         self.activations: Activations = read_activations(live, torch, device)
         passes = [one for one in self.activations.passes() if one.nbytes] or [self.activations]
         self.largest = max(passes, key=lambda one: one.nbytes)
@@ -37,8 +41,21 @@ class Scene:
             self.latest = self._held_by_calls(spots)
             if is_recording(spots, torch):
                 self.largest = self.latest
+        self.in_step = bool(calls_of(torch.optim.Optimizer, spots))
+        """Whether an optimizer's step is under way."""
         self.modules = module_names((names,))
         self.roots = [(name, value) for name, value in names.items() if self.modules.get(id(value)) == name]
+
+    @property
+    def trained(self) -> list[tuple[str, Any]]:
+        """Modules by name whose parameters the largest pass would give gradients."""
+        return [(name, one) for name, one in self.roots if self.largest.trains(map(id, parameters_of(one)))]
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether every network of the largest pass is in evaluation mode."""
+        modes = [plain_attribute(module, "training") for _name, module in self.trained]
+        return bool(modes) and not any(modes)
 
     def role_bytes(self, role: str) -> int:
         """Return the bytes of the storages that serve as ``role``."""
@@ -86,7 +103,7 @@ class Scene:
 
     def _held_by_calls(self, spots: Sequence[Spot]) -> Activations:
         """Return what the running calls of a network hold: under ``no_grad`` and in compiled code there is no graph."""
-        values = (value for frame in network_calls(spots, self.torch) for _name, value in local_variables(frame))
+        values = (value for frame in calls_of(self.torch.nn.Module, spots) for _name, value in local_variables(frame))
         tensors = {id(one): one for value in values for one in self.tensors_in(value)}
         return read_tensors(self.live, self.torch, tensors.values(), self.device)
 

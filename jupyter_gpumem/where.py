@@ -59,15 +59,20 @@ class Place:
 def running_spots(thread: threading.Thread | None = None) -> list[Spot]:
     """Return where a thread is, outermost first: by default the main thread, which runs the cells.
 
+    In a thread of torch's own, such as the one of ``backward()``, the main thread waits: then what that one runs,
+    a forward pass once more for instance, comes last.
+
     Frames of this package are left out: one that held itself would be garbage that keeps the user's frames.
     """
-    wanted = (thread or threading.main_thread()).ident
-    frame = sys._current_frames().get(wanted or 0)
+    main, current = threading.main_thread().ident, threading.get_ident()
+    threads = (current, main) if thread is None and current != main else ((thread or threading.main_thread()).ident,)
     spots: list[Spot] = []
-    while frame is not None:
-        if not _file(frame).startswith(_OURS):
-            spots.append((frame, frame.f_lineno))
-        frame = frame.f_back
+    for wanted in threads:
+        frame = sys._current_frames().get(wanted or 0)
+        while frame is not None:
+            if not _file(frame).startswith(_OURS):
+                spots.append((frame, frame.f_lineno))
+            frame = frame.f_back
     return spots[::-1]
 
 
@@ -105,19 +110,24 @@ def namespace_of(shell: "InteractiveShell | None") -> dict[str, Any]:
 
 
 def variables_at(shell: "InteractiveShell | None", spots: Sequence[Spot]) -> dict[str, Any]:
-    """Return the variables a user knows at a place: the notebook's, and over them those of the functions that run."""
+    """Return the variables a user knows at a place: the notebook's, and over them those of the functions that run.
+
+    What a network's own code calls something is left out: that is not where one changes the batch.
+    """
     cells = CellFinder(shell)
     names = dict(namespace_of(shell))
+    torch = torch_module()
+    inside = set[int]() if torch is None else set(map(id, calls_of(torch.nn.Module, spots)))
     for frame, _line in spots:
-        if _is_function(frame) and _is_users(frame, cells):
+        if _is_function(frame) and id(frame) not in inside and _is_users(frame, cells):
             names.update((name, value) for name, value in local_variables(frame) if name != "self")
     return names
 
 
-def network_calls(spots: Sequence[Spot], torch: ModuleType) -> list[FrameType]:
-    """Return the frames from the outermost call of a network inwards."""
+def calls_of(kind: type, spots: Sequence[Spot]) -> list[FrameType]:
+    """Return the frames from the outermost call of a method of some class inwards."""
     frames = [frame for frame, _line in spots]
-    start = (at for at, frame in enumerate(frames) if _may_be_method(frame) and _own_module(frame, torch) is not None)
+    start = (at for at, frame in enumerate(frames) if _may_be_method(frame) and _own(frame, kind) is not None)
     return frames[next(start, len(frames)) :]
 
 
@@ -167,7 +177,8 @@ def _module_path(shell: "InteractiveShell | None", spots: Sequence[Spot], users:
     torch = torch_module()
     if torch is None:
         return None
-    inner = [own for frame, _line in spots if _may_be_method(frame) if (own := _own_module(frame, torch)) is not None]
+    calls = [frame for frame, _line in spots if _may_be_method(frame)]
+    inner = [own for frame in calls if (own := _own(frame, torch.nn.Module)) is not None]
     if not inner:
         return None
     namespaces = [] if shell is None else [shell.user_ns]
@@ -177,9 +188,9 @@ def _module_path(shell: "InteractiveShell | None", spots: Sequence[Spot], users:
     return known[-1] if known else str(type.__dict__["__name__"].__get__(type(inner[-1])))
 
 
-def _own_module(frame: FrameType, torch: ModuleType) -> object | None:
+def _own(frame: FrameType, kind: type) -> object | None:
     own = dict(local_variables(frame)).get("self")
-    return own if _is_module(own, torch) else None
+    return own if issubclass(type(own), kind) else None
 
 
 def _may_be_method(frame: FrameType) -> bool:

@@ -41,6 +41,8 @@ def left_running(marker: str) -> list[int]:
         ("512 MiB", 512 * MIB),
         ("T4", card_bytes("14.56GiB")),
         ("rtx4090", card_bytes("RTX 4090")),
+        ("NVIDIA A100-SXM4-80GB", card_bytes("A100-80")),
+        ("Tesla V100-SXM2-16GB", card_bytes("V100-16")),
     ],
 )
 def test_memory_is_a_size_or_a_card(text: str, nbytes: int) -> None:
@@ -62,6 +64,14 @@ def test_an_unknown_card_gets_the_nearest_ones() -> None:
         card_bytes("toaster")
     with pytest.raises(GpuMemError, match="not a size"):
         card_bytes("24XiB")
+    with pytest.raises(GpuMemError, match=r"'3090' is 3,090 bytes; did you mean RTX 3090\?"):
+        card_bytes("3090")
+    with pytest.raises(GpuMemError, match="'24' is 24 bytes; write for example 24GiB"):
+        card_bytes("24")
+    with pytest.raises(GpuMemError, match=r"did you mean H100\?"):
+        card_bytes("NVIDIA H100 80GB HBM3")
+    with pytest.raises(GpuMemError, match=r"'' is neither a size nor a known card   \(cards: "):
+        card_bytes("")
 
 
 def test_a_notebook_that_fits_shows_each_cells_exact_peak(tmp_path: Path) -> None:
@@ -195,6 +205,11 @@ def test_a_notebook_that_never_ends_is_ended_with_all_it_started(tmp_path: Path)
             ' "name": "ir", "display_name": "R"}}}',
             "is written for R, not for Python",
         ),
+        (
+            '{"nbformat": 4, "nbformat_minor": 5, "cells": [], "metadata": {"kernelspec": {"name": "ir",'
+            ' "display_name": "R"}, "language_info": {"name": "R"}}}',
+            "is written for R, not for Python",
+        ),
     ],
 )
 def test_a_file_that_is_no_python_notebook_is_refused_in_one_line(
@@ -210,19 +225,45 @@ def test_a_file_that_is_no_python_notebook_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "said"),
     [
-        ["--memory", "lots"],
-        ["--memory", "2GiB", "--devices", "0"],
-        ["--memory", "2GiB", "--timeout", "-1"],
-        [],
+        (["--memory", "lots"], "'lots' is neither a size nor a known card"),
+        (["--memory", "-1GiB"], "'-1GiB' is not a size"),
+        (["--memory", "0"], "'0' is not a size above zero"),
+        (["--memory", "1e999GiB"], "'1e999GiB' is not a size"),
+        (["--memory", "nan"], "'nan' is neither a size nor a known card"),
+        (["--memory"], "expected one argument"),
+        (["--memory", "2GiB", "--devices", "0"], "'0' is not a whole number above zero"),
+        (["--memory", "2GiB", "--devices", "-1"], "'-1' is not a whole number above zero"),
+        (["--memory", "2GiB", "--timeout", "-1"], "'-1' is not a number of seconds above zero"),
+        (["--memory", "2GiB", "--timeout", "inf"], "'inf' is not a number of seconds above zero"),
+        ([], "the following arguments are required: --memory"),
     ],
 )
-def test_wrong_words_exit_with_2(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+def test_wrong_words_get_one_line_and_exit_with_2(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
     with pytest.raises(SystemExit) as exit_info:
         main(["fits", "x.ipynb", *words])
     assert exit_info.value.code == 2
-    assert "error: " in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "for i in range(50000): print('x' * 1000)",
+        "import os\nfor i in range(50000): os.write(2, b'x' * 200)",
+        "%%bash\necho done",
+        "!true",
+    ],
+)
+def test_what_a_cell_prints_or_calls_is_no_matter(tmp_path: Path, cell: str) -> None:
+    path = notebook(tmp_path, cell, "import torch; x = torch.empty(1 << 20, dtype=torch.uint8, device='cuda')")
+    report = rehearse(path, 2 * GIB)
+    assert (report.exit_code, [one.peak_bytes for one in report.cells]) == (0, [0, MIB])
 
 
 def test_the_command_prints_json(tmp_path: Path) -> None:

@@ -410,7 +410,7 @@ def test_a_batch_of_an_evaluation_without_a_graph_is_estimated(ready: Shell) -> 
     ready.run("@torch.no_grad()\ndef evaluate(model, rows, bs):\n    return [model(inputs(bs)) for _ in range(rows)]")
     shown = ready.run("evaluate(wide, 1, 800 << 10)")
     found = int(re.search(r"a batch of at most (\d+) would have got past this \(819200 was asked\)", shown.text)[1])
-    assert "→ %%gpu_fit bs" in shown.text
+    assert f"→ bs = {found}\n" in shown.text
     assert "gradient accumulation" not in shown.text
     ready.run("%gpu_free")
     # a library takes 32 MiB of its own
@@ -424,3 +424,44 @@ def test_a_model_and_a_batch_size_that_only_a_function_knows_are_named_as_there(
     shown = ready.run("main()")
     assert "→ bs = 262144" in shown.text
     assert any("checkpoint mlp: 16 x Sequential" in line for line in advised(shown))
+
+
+def test_what_a_network_calls_its_batch_is_no_variable_to_change(ready: Shell) -> None:
+    ready.run(
+        TRAIN + "class Net(torch.nn.Module):\n    def forward(self, x):\n        b, n = x.shape\n        return net(x)"
+    )
+    shown = ready.run("Net()(inputs(524288)).sum().backward()")
+    assert "→ batch_size = 262144" in shown.text
+    assert re.search(r"→ batch_size = \d+\n +%%gpu_fit and jupyter_gpumem.fit\(\) find the largest", shown.text)
+
+
+def test_a_network_that_is_evaluated_gets_no_advice_for_training(ready: Shell) -> None:
+    ready.run(TRAIN + "net.eval()")
+    lines = advised(ready.run("outputs = [net(inputs(65536)) for _ in range(100)]"))
+    assert lines[0] == "net is in evaluation mode, yet its activations are kept for backward"
+    assert not [line for line in lines if "accumulation" in line or "checkpoint" in line]
+
+
+def test_an_optimizers_first_step_is_told_with_what_all_of_its_state_will_take(ready: Shell) -> None:
+    ready.run(
+        "import torch\nwide = torch.nn.Sequential(*[torch.nn.Linear(16384, 16384, bias=False) for _ in range(7)])"
+    )
+    ready.run("wide = wide.cuda(); opt = torch.optim.Adam(wide.parameters())\nwide(take(0).float().expand(0, 16384))")
+    ready.run("for one in wide.parameters(): one.grad = torch.empty_like(one)")
+    shown = ready.run("opt.step()")
+    assert shown.error == "OutOfMemoryError"
+    assert "10.5 GiB   state of opt (Adam), made in its first step: 14.0 GiB in all" in shown.text
+    assert "→ opt = bitsandbytes.optim.Adam8bit(...)" in shown.text
+    assert "zero_grad" not in shown.text
+
+
+def test_a_model_too_large_for_the_device_fits_in_half_precision_as_is_said(ready: Shell) -> None:
+    ready.run("import torch\nmeta = dict(bias=False, device='meta')\nwide = torch.nn.Sequential()")
+    ready.run("for _ in range(30): wide.append(torch.nn.Linear(16384, 16384, **meta))")
+    shown = ready.run("wide.to_empty(device='cuda')")
+    assert shown.error == "OutOfMemoryError"
+    before = torch.cuda.memory_allocated()
+    assert before == 23 * GIB
+    assert "11.5 GiB   wide: 23.0 GiB of parameters in float32" in shown.text
+    ready.run("wide.to(torch.bfloat16)")
+    assert torch.cuda.memory_allocated() == before // 2
