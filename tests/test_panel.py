@@ -452,13 +452,25 @@ def test_find_leaks_waits_for_the_running_cell_and_looks_queued(setup: Setup, mo
     setup.recorder.current = cell = record(1, 0.0, None)
     assert "waits for the running cell" in setup.click("Find leaks")
     assert setup.button("Find leaks").value is True
-    monkeypatch.setattr(actions.Actions, "_find_leaks", lambda _self: ("found",))
+    monkeypatch.setattr(actions.Actions, "_look", lambda _self: leak_report(holder("found", MIB)))
     setup.recorder.current = None
-    setup.now[0] += 5
+    # the cell may end a moment after the click
     for listener in setup.recorder.on_end:
         listener(cell, None)
     setup.loop.pop()()
     assert setup.button("Find leaks").value is False
+    assert "1.00 MiB of 1.00 GiB can be given back" in setup.html
+
+
+def test_find_leaks_pressed_again_while_it_waits_is_taken_back(setup: Setup) -> None:
+    setup.recorder.current = cell = record(1, 0.0, None)
+    setup.click("Find leaks")
+    setup.button("Find leaks").set_state({"value": False})
+    assert "waits for the running cell" not in setup.html
+    setup.recorder.current = None
+    for listener in setup.recorder.on_end:
+        listener(cell, None)
+    assert setup.loop == []
 
 
 def holder(path: str, nbytes: int, **options: Any) -> Holder:

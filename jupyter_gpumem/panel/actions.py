@@ -83,7 +83,10 @@ class Actions:
 
     def _clicked(self, button: w.ToggleButton, act: Callable[[], Sequence[str] | None]) -> None:
         """Act once for a button that was pressed, and let it go."""
-        if not button.value or self._handed_over(lambda: self._clicked(button, act)):
+        if not button.value:
+            self._take_back(button)
+            return
+        if self._handed_over(lambda: self._clicked(button, act)):
             return
         waits = False
         try:
@@ -91,6 +94,12 @@ class Actions:
         finally:
             if not waits:
                 button.value = False
+
+    def _take_back(self, button: w.ToggleButton) -> None:
+        """Forget what waits for the running cell when its button is pressed again."""
+        if button is self._leaks and self._waiting:
+            self._waiting = False
+            self._result.value = ""
 
     def _handed_over(self, call: Callable[[], None]) -> bool:
         """Hand a click to the main thread, where no cell can start in the middle of it.
@@ -113,11 +122,13 @@ class Actions:
         again = last == asked and self._clock() - when <= _SAME_CLICK_SECONDS
         if again or not self._one_at_a_time.acquire(blocking=False):
             return False
+        words: Sequence[str] | None = ()
         try:
             words = self._words(act)
         finally:
-            self._answered = (asked, self._clock())
-            self.answers += 1
+            if words is not None:
+                self._answered = (asked, self._clock())
+                self.answers += 1
             self._one_at_a_time.release()
         if words is None:
             return True
