@@ -121,11 +121,14 @@ def _frame(situation: Situation) -> Remedy:
 def _context(situation: Situation) -> Remedy:
     if situation.context is None:
         return Remedy("", (), "set the context variable to None where it was set")
-    return _with_imports(f"{situation.context}.set(None)", "a context variable keeps its value in this context")
+    return _with_imports(f"{situation.context}.set(None);", "a context variable keeps its value in this context")
 
 
 def _with_imports(code: str, note: str = "") -> Remedy:
-    """Return code as the remedy, its import written as a user would."""
+    """Return code as the remedy, its import written as a user would.
+
+    It ends in a semicolon where the call returns what it lets go: the output cache would keep that.
+    """
     release = (Release("code", code=code),)
     if "__import__('sys')" in code:
         code = "import sys; " + code.replace("__import__('sys')", "sys")
@@ -179,7 +182,7 @@ def _kept_error(error: str) -> Remedy:
 
 def _finalizer(path: str) -> Remedy:
     note = "a weakref.finalize keeps it until its object goes"
-    return _with_imports(f"{path}.detach()", note) if path else Remedy("", (), note)
+    return _with_imports(f"{path}.detach();", note) if path else Remedy("", (), note)
 
 
 def _is_small_view(situation: Situation) -> bool:

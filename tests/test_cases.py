@@ -414,7 +414,7 @@ SINGLE: dict[str, tuple[list[str], str, int, str]] = {
         ["import weakref\nclass S: pass\ns = S(); fin = weakref.finalize(s, print, T()); fin.atexit = False"],
         "weakref.finalize._registry[…].args[0]",
         MIB,
-        "fin.detach()",
+        "fin.detach();",
     ),
     "deque": (
         [
