@@ -1,6 +1,19 @@
 import html.parser
 
-from jupyter_gpumem.render.layout import Bar, Block, Page, Span, code, delta, quiet, shorten, size, to_html, to_text
+from jupyter_gpumem.render.layout import (
+    Bar,
+    Block,
+    Page,
+    Span,
+    code,
+    delta,
+    quiet,
+    shorten,
+    shorten_path,
+    size,
+    to_html,
+    to_text,
+)
 
 PAGE = Page(
     (
@@ -78,3 +91,10 @@ def test_a_long_path_keeps_both_ends() -> None:
 
 def test_an_indented_cell_keeps_its_blanks_in_html() -> None:
     assert "white-space:nowrap" not in to_html(Page((Block((("  part", size(3), "why"),)),)))
+
+
+def test_a_shortened_path_keeps_its_function_and_line() -> None:
+    path = "local batch of train() line 7, kept by the last error (ValueError, cell 12) through its context (KeyError)"
+    assert shorten_path(path, 200) == path
+    assert shorten_path(path, 50) == "local batch of train() line 7…s context (KeyError)"
+    assert shorten_path("model.layers[0].attention.weight", 20) == shorten("model.layers[0].attention.weight", 20)

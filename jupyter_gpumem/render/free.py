@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from jupyter_gpumem.freed import FreeReport, FreeStep
 from jupyter_gpumem.holders import Holder, LeakReport
 from jupyter_gpumem.readings import DeviceSnapshot
-from jupyter_gpumem.render.layout import Block, Page, Row, Span, code, delta, exact, quiet, shorten, size
+from jupyter_gpumem.render.layout import Block, Page, Row, Span, code, delta, exact, quiet, shorten, shorten_path, size
 from jupyter_gpumem.sizes import format_bytes
 
 _ITEMS_WIDTH = 36
@@ -54,7 +54,7 @@ def _held_blocks(held: LeakReport | None) -> Iterator[Block]:
 
 def _holder_row(holder: Holder) -> Row:
     remedy = (code(holder.remedy),) if holder.remedy else ()
-    return (size(holder.shown_bytes), Span(shorten(holder.path, _PATH_WIDTH), holder.path), *remedy)
+    return (size(holder.shown_bytes), Span(shorten_path(holder.path, _PATH_WIDTH), holder.path), *remedy)
 
 
 def _has_news(report: FreeReport, index: int) -> bool:

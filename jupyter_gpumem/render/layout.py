@@ -1,6 +1,7 @@
 """The grid every report is written on, as aligned text and as the same HTML table."""
 
 import html
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,6 +12,8 @@ WIDTH = 100
 """Columns of a terminal that a report fits in."""
 
 _GAP = 3
+_PLACE = re.compile(r".*?\(\) line \d+")
+_LEAST_REST = 6
 _WORD = 16  # characters that a narrow page does not break
 
 Style = Literal["", "strong", "quiet", "warn", "code"]
@@ -105,6 +108,15 @@ def shorten(text: str, width: int) -> str:
         return text
     head = (width - 1) // 2
     return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+
+
+def shorten_path(path: str, width: int) -> str:
+    """Cut what follows the function and line out of a holder's path before anything else."""
+    place = _PLACE.match(path)
+    if len(path) <= width or place is None or place.end() > width - _LEAST_REST:
+        return shorten(path, width)
+    rest = width - place.end() - 1
+    return f"{place[0]}…{path[len(path) - rest :]}"
 
 
 def to_text(page: Page) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from jupyter_gpumem.holders import DeviceLeaks, Holder, LeakReport, Part, Unexplained
 from jupyter_gpumem.leak_report import LeakDiff
-from jupyter_gpumem.render.layout import Block, Page, Row, Span, code, exact, quiet, shorten
+from jupyter_gpumem.render.layout import Block, Page, Row, Span, code, exact, quiet, shorten, shorten_path
 from jupyter_gpumem.sizes import format_bytes
 
 _SIZE_WIDTH = 10
@@ -83,13 +83,13 @@ def _sections(device: DeviceLeaks, limit: int) -> Iterator[Row]:
 
 
 def _holder(holder: Holder) -> Iterator[Row]:
-    words = shorten(holder.path, _TEXT_WIDTH)
+    words = shorten_path(holder.path, _TEXT_WIDTH)
     yield (_bytes(holder.shown_bytes, at_most=holder.at_most), Span(words, holder.path if words != holder.path else ""))
     facts = "; ".join(_facts(holder))
     for line in textwrap.wrap(facts, _TEXT_WIDTH):
         yield (_column(""), quiet(line))
     for part in holder.parts if holder.kind != "together" else ():
-        yield (_column(""), quiet(f"{format_bytes(part.nbytes)}  {shorten(part.path, _TEXT_WIDTH - 12)}"))
+        yield (_column(""), quiet(f"{format_bytes(part.nbytes)}  {shorten_path(part.path, _TEXT_WIDTH - 12)}"))
     for line in holder.remedy.splitlines():
         yield (_column(""), code(line))
 

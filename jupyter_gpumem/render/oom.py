@@ -6,7 +6,7 @@ from jupyter_gpumem.moments import OomMoment
 from jupyter_gpumem.oom import OomHolder, OomReport
 from jupyter_gpumem.render.account import account_page
 from jupyter_gpumem.render.advise import advice_rows
-from jupyter_gpumem.render.layout import Block, Page, Row, Span, exact, quiet, shorten, size
+from jupyter_gpumem.render.layout import Block, Page, Row, Span, exact, quiet, shorten_path, size
 from jupyter_gpumem.sizes import format_bytes
 
 _HOLDERS = 5
@@ -75,4 +75,4 @@ def _missing(moment: OomMoment) -> int | None:
 
 def _holder(holder: OomHolder) -> Row:
     words = [quiet("in use")] if holder.in_use else []
-    return size(holder.nbytes), Span(shorten(holder.path, _PATH_WIDTH), holder.path), *words
+    return size(holder.nbytes), Span(shorten_path(holder.path, _PATH_WIDTH), holder.path), *words
