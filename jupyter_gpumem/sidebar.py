@@ -55,7 +55,8 @@ class Sidebar:
 
     def _asked_by_a_person(self) -> bool:
         """Tell a front end from a program that runs notebooks: nbconvert answers no question and warns of a comm."""
-        parent: dict[str, Any] = self._shell.kernel.get_parent("shell")  # type: ignore[attr-defined]  # ipykernel's
+        get_parent = getattr(getattr(self._shell, "kernel", None), "get_parent", None)
+        parent: dict[str, Any] = get_parent("shell") if get_parent is not None else {}
         return bool(parent.get("content", {}).get("allow_stdin", True))
 
     def _opened(self, channel: Any, _message: Any) -> None:
@@ -123,7 +124,9 @@ class Sidebar:
         elif self._asked_by_a_person():
             self._make_panel().show()
         else:
-            self._say("The panel is live: it shows where somebody has the notebook open; %gpumem says the same in text.")
+            self._say(
+                "The panel is live: it shows where somebody has the notebook open; %gpumem says the same in text."
+            )
 
     def _reveal(self) -> None:
         """Ask every window to open its sidebar; if none is left that answers, the panel is shown here after all."""
