@@ -147,7 +147,7 @@ def _detail(record: CellRecord, change: DeviceChange) -> Block:
 
 
 def _variables(variables: Sequence[VariableChange]) -> Block:
-    rows: list[Row] = [(Span("variables", style="strong"), Span("holds", style="quiet", right=True))]
+    rows: list[Row] = [(Span("variables", style="strong"), Span("holds", style="quiet", right=True), Span(""))]
     for variable in variables:
         rows.append((Span(f"  {shorten(variable.name, 40)}"), size(variable.holds_bytes), quiet(variable.change)))
     return Block(tuple(rows))

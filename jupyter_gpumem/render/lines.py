@@ -5,6 +5,7 @@ from jupyter_gpumem.render.layout import Block, Row, Span, quiet, shorten, size
 
 _SHOWN = 20
 _SOURCE_WIDTH = 44
+_BLANK = Span("", right=True)
 
 
 def lines_block(device: DeviceLines) -> Block:
@@ -21,9 +22,9 @@ def lines_block(device: DeviceLines) -> Block:
     if rest:
         rows.append(_sum(f"  {len(rest)} more lines", rest))
     before = "  from before" if device.since is None else f"  from before line {device.since}: CUDA had not started"
-    rows.append((quiet(before), size(device.before_bytes)))
-    rows.append((quiet("  rounding to blocks"), size(device.rounding_bytes)))
-    rows.append((Span("peak"), size(device.peak_allocated_bytes)))
+    rows.append((quiet(before), size(device.before_bytes), _BLANK, _BLANK))
+    rows.append((quiet("  rounding to blocks"), size(device.rounding_bytes), _BLANK, _BLANK))
+    rows.append((Span("peak"), size(device.peak_allocated_bytes), _BLANK, _BLANK))
     if device.cut:
         rows.append((quiet("the allocator's history was full: what is older counts as from before"),))
     return Block(tuple(rows))
@@ -35,8 +36,7 @@ def _line(use: LineUse) -> Row:
 
 
 def _sizes(use: LineUse) -> tuple[Span, ...]:
-    blank = Span("", right=True)
-    return tuple(size(n) if n else blank for n in (use.at_peak_bytes, use.kept_bytes, use.allocated_bytes))
+    return tuple(size(n) if n else _BLANK for n in (use.at_peak_bytes, use.kept_bytes, use.allocated_bytes))
 
 
 def _sum(name: str, uses: list[LineUse]) -> Row:
