@@ -67,6 +67,11 @@ def is_instance_dict(parent: object, child: object) -> bool:
     return instance_dict(parent) is child
 
 
+def is_part_of(owner: object, above: object, item: object) -> bool:
+    """Tell whether ``item`` is the dict of an owner's attributes, or one of them, ``above`` being what leads to it."""
+    return owner is not None and (above is owner or is_instance_dict(owner, above) or is_instance_dict(owner, item))
+
+
 def _slot(parent: object, child: object) -> str | None:
     for base in type_mro(type(parent)):
         for name, field in type_namespace(base).items():

@@ -2,6 +2,7 @@
 
 import builtins
 import functools
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from types import CellType, FrameType, TracebackType
@@ -172,16 +173,26 @@ def future_step(trail: Trail, chain: Sequence[Any], at: int) -> Step:
     return builtin_step(trail, chain, at)
 
 
+def result_step(trail: Trail, chain: Sequence[Any], at: int) -> Step | None:
+    """Go from IPython's result of a cell, met in a frame of IPython's, to the error: what keeps one keeps both."""
+    if not trail.via or not issubclass(type(chain[at + 1]), BaseException):
+        return None
+    return Trail("the error", None, trail.via[0].removeprefix("kept by "), trail.via[1:], "kept by", "error"), 1
+
+
 def debugger_step(trail: Trail, chain: Sequence[Any], at: int) -> Step | None:
     """Go from a debugger to a local variable of the frame it stood at, of which it has the dict."""
     frame, namespace = (plain_attribute(chain[at], name) for name in ("curframe", "curframe_locals"))
     place = next((place for place in range(at + 1, min(at + 3, len(chain) - 1)) if chain[place] is namespace), None)
     if type(namespace) is not dict or place is None:
         return None
-    if type(frame) is FrameType:
+    if type(frame) is not FrameType:
+        # a session that was quit has let go of the frame; an error may have it still
+        frame = next((one for one in gc.get_referrers(namespace) if is_kept_dict(one, namespace)), None)
+        trail = trail.on()
+    if frame is not None:
         named, taken = _local(trail, (frame, *chain[place + 1 :]), 0, ".curframe.f_locals")
         return named, place - at + taken
-    # a session that has ended has let go of the frame
     name = next((name for name, value in namespace.items() if value is chain[place + 1]), "…")
     code = trail.wrapped("", f".curframe_locals[{name!r}]")
     via = (f"{trail.verb} {trail.origin}", *trail.via)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING
 
-from jupyter_gpumem.attributes import type_name
+from jupyter_gpumem.attributes import is_part_of, type_name
 from jupyter_gpumem.cycles import garbage_words
 from jupyter_gpumem.heap import is_exactly
 from jupyter_gpumem.held import RootHolder
@@ -230,8 +230,7 @@ class Describer:
             node = stack.pop()
             item = self._graph.objects[node]
             named = item is not None and (self._trails.is_end(item) or self._trails.is_collection(item))
-            is_debugger = holder.kind == "debugger" and node == share.node
-            if node in self._graph.memory or (named and not is_debugger and not self._is_frame_dict(node)):
+            if node in self._graph.memory or (named and not self._is_on_the_way(holder, node)):
                 found.append(node)
             else:
                 stack.extend(self._shares.carriers(node))
@@ -243,9 +242,15 @@ class Describer:
                 start = f", {self._trails.start_words(holder)}"
                 yield str(self._trails.trail(holder, place)).replace(start, "", 1), node
 
-    def _is_frame_dict(self, node: int) -> bool:
-        above = self._graph.found_by[node]
-        return type(self._graph.objects[node]) is dict and type_name(self._graph.objects[above]) == "frame"
+    def _is_on_the_way(self, holder: RootHolder, node: int) -> bool:
+        """Tell whether something is the debugger, a cell's result, or the dict of a frame's variables."""
+        item = self._graph.objects[node]
+        debugger = holder.slots[0].target if holder.kind == "debugger" else None
+        if item is debugger or type_name(item) == "ExecutionResult":
+            return True
+        above = self._graph.objects[self._graph.found_by[node]]
+        is_dict = type(item) is dict or type_name(item) == "FrameLocalsProxy"
+        return is_dict and (type_name(above) == "frame" or is_part_of(debugger, above, item))
 
     def _parts(self, share: Share, device: int, draft: _Draft) -> tuple[Part, ...]:
         if draft.parts:

@@ -20,6 +20,7 @@ from jupyter_gpumem.calls import (
     future_step,
     method_step,
     partial_step,
+    result_step,
     suspended_step,
     traceback_step,
     wrapper_step,
@@ -119,6 +120,10 @@ def _instance(trail: Trail, chain: Sequence[Any], at: int) -> Step:
         found = debugger_step(trail, chain, at)
         if found is not None:
             return found
+    if type_name(parent) == "ExecutionResult":
+        result = result_step(trail, chain, at)
+        if result is not None:
+            return result
     if type_name(parent) == "ndarray":
         return array_step(trail, chain, at)
     if type(parent) is Context:

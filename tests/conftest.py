@@ -5,7 +5,7 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,9 +51,18 @@ class Kernel:
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
 
-    def run(self, code: str, *, timeout: float = 120, store_history: bool = True, silent: bool = False) -> Outputs:
-        """Run one cell and gather its outputs."""
+    def run(
+        self,
+        code: str,
+        *,
+        timeout: float = 120,
+        store_history: bool = True,
+        silent: bool = False,
+        answers: Sequence[str] = (),
+    ) -> Outputs:
+        """Run one cell and gather its outputs; ``answers`` are typed where it asks for input."""
         outputs = Outputs()
+        left = iter(answers)
 
         def take(message: dict[str, Any]) -> None:
             kind, content = message["msg_type"], message["content"]
@@ -71,7 +80,14 @@ class Kernel:
                 outputs.traceback = "\n".join(content["traceback"])
 
         self.client.execute_interactive(
-            code, output_hook=take, timeout=timeout, store_history=store_history, silent=silent, stop_on_error=False
+            code,
+            output_hook=take,
+            stdin_hook=lambda _message: self.client.input(next(left)),
+            allow_stdin=bool(answers),
+            timeout=timeout,
+            store_history=store_history,
+            silent=silent,
+            stop_on_error=False,
         )
         return outputs
 

@@ -96,20 +96,25 @@ def test_the_ended_debugger_is_named_and_freed(prepared: Kernel) -> None:
     assert free_with(prepared, "%gpu_free -q") == MIB
 
 
-def test_a_local_of_a_debugging_session_that_was_quit_is_named_and_freed(prepared: Kernel) -> None:
-    prepared.run("def f():\n    x = T()\n    raise E")
+@pytest.mark.parametrize("answers", [["p z", "q"], ["up", "p x", "q"], ["up", "up", "q"]])
+def test_the_locals_of_a_debugging_session_that_was_quit_are_named_and_freed(
+    prepared: Kernel, answers: list[str]
+) -> None:
+    prepared.run("def g():\n    y, z = T(2 << 18), [T()]\n    raise E\ndef f():\n    x = T(3 << 18)\n    g()")
     prepared.run("f()")
-    prepared.run(
-        "from unittest import mock\n"
-        "answers = iter(['p x.shape', 'q'])\n"
-        "with mock.patch.object(get_ipython().kernel, 'raw_input', lambda *_a, **_k: next(answers)),\\\n"
-        "        mock.patch('builtins.input', lambda *_a: next(answers)):\n"
-        "    get_ipython().run_line_magic('debug', '')"
-    )
+    assert "ipdb" not in prepared.run("%debug", answers=answers).stderr
     prepared.run("raise ValueError")
     prepared.run("1")
-    assert value(prepared, "held()") == {"local x, kept by the ended %debug session": MIB}
-    assert free_with(prepared, "%gpu_free -q") == MIB
+    ((path, keeps),) = value(prepared, "held()").items()  # type: ignore[attr-defined]
+    assert path.endswith("the ended %debug session")
+    assert keeps == 6 * MIB
+    parts = value(prepared, "[(part.path, part.nbytes) for part in find_leaks(get_ipython()).holders[0].parts]")
+    assert parts == [
+        ("local x of f() line 6", 3 * MIB),
+        ("local y of g() line 3", 2 * MIB),
+        ("local z of g() line 3", MIB),
+    ]
+    assert free_with(prepared, "%gpu_free -q") == 6 * MIB
 
 
 def test_a_running_thread_and_a_widget_callback_are_named(prepared: Kernel) -> None:
