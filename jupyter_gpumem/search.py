@@ -100,10 +100,11 @@ class Plan:
         smaller = max(smaller, self.smallest)
         return smaller if smaller < value else None
 
-    def between(self, low: int, high: int) -> int | None:
-        """Return a value in the middle of two, None when there is none."""
-        middle = max((low + high) // 2 // self.step, low // self.step + 1) * self.step
-        return middle if middle < high else None
+    def between(self, low: int, high: int, guess: int | None = None) -> int | None:
+        """Return the value between two that is nearest to a guess, by default to the middle; None if there is none."""
+        first, last = (low // self.step + 1) * self.step, (high - 1) // self.step * self.step
+        wanted = (low + high) // 2 if guess is None else guess
+        return None if first > last else min(max(wanted // self.step * self.step, first), last)
 
 
 class _Runs:
@@ -132,6 +133,16 @@ class _Runs:
         self._volumes.append(tuple(now - then for now, then in zip(after, before, strict=False)))
         self.attempts.append(attempt)
         return attempt.outcome == "fits"
+
+    def guess(self) -> int | None:
+        """Return the value with which the room would be used up, were it a straight line through the last two."""
+        by_value = {run.value: run.free_bytes for run in self.attempts if run.outcome != "out of memory"}
+        known = sorted((value, free) for value, free in by_value.items() if free is not None)[-2:]
+        if len(known) < 2:
+            return None
+        (smaller, more), (larger, free) = known
+        spare = free - self._plan.margin * max(run.total_bytes or 0 for run in self.attempts)
+        return larger + int(spare * (larger - smaller) / (more - free)) if more > free else None
 
     def did_the_same_again(self) -> bool:
         """Tell whether the last two runs asked the allocator for exactly the same."""
@@ -191,11 +202,14 @@ def _ascend(runs: _Runs, plan: Plan, low: int) -> tuple[int, int | None]:
         if runs.did_the_same_again():
             return low, above
         low = above
-    while high is not None and (middle := plan.between(low, high)) is not None:
-        if runs.run(middle):
-            low = middle
-        else:
-            high = middle
+    tries = 0
+    while high is not None:
+        # where it is no straight line after all, every third try halves what is left
+        value = plan.between(low, high, None if tries % 3 == 2 else runs.guess())
+        if value is None:
+            break
+        low, high = (value, high) if runs.run(value) else (low, value)
+        tries += 1
     return low, None
 
 

@@ -173,7 +173,7 @@ def test_step_rounds_down_and_min_ends_it(ready: Shell) -> None:
 def test_search_finds_the_largest_value_upwards(ready: Shell) -> None:
     ready.run("n = 3; runs = []")
     ready.run("%%gpu_fit n --search\nruns.append(n)\nx = take(n * GIB)")
-    assert ready.ns["runs"] == [3, 6, 12, 24, 18, 21, 22, 23]
+    assert ready.ns["runs"] == [3, 6, 12, 24, 23]
     assert ready.ns["n"] == 23
     assert torch.cuda.memory_allocated() == 23 * GIB
 
@@ -262,6 +262,27 @@ def test_fit_returns_value_result_and_peak() -> None:
     assert fit(train, batch_size=512) == (16, "trained with 16", 16 * GIB)
     found = fit(train, batch_size=512, search=True, step=2)
     assert (found.value, found.result, found.peak_bytes) == (22, "trained with 22", 22 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("mib", "start", "largest", "most"),
+    [
+        (lambda n: 4 * n, 512, 6016, 8),  # bisection alone would take 17 runs
+        (lambda n: 2048 + 4 * n, 512, 5504, 8),
+        (lambda n: n * n, 100, 155, 8),
+        (lambda n: 64 * (n // 100) ** 2, 50, 1999, 20),  # in steps
+    ],
+)
+def test_search_finds_the_largest_of_all_in_few_runs(mib: Any, start: int, largest: int, most: int) -> None:
+    ran: list[int] = []
+
+    def take(n: int) -> None:
+        ran.append(n)
+        torch.empty(mib(n) * MIB, dtype=torch.uint8, device="cuda")
+
+    assert fit(take, n=start, search=True).value == largest
+    assert largest + 1 in ran
+    assert len(ran) <= most
 
 
 def test_fit_passes_the_number_first_where_the_function_has_no_such_parameter() -> None:
