@@ -360,7 +360,7 @@ def advised(outputs: Outputs) -> list[str]:
     """Return the first line of each piece of advice in a report."""
     lines = outputs.text.splitlines()
     lines = lines[lines.index("what would help, most first") + 1 :]
-    return [line.split("   ", 1)[1] for line in lines if "iB   " in line]
+    return [found[1] for line in lines if (found := re.fullmatch(r" *[\d.]+ .iB   (.*)", line)) is not None]
 
 
 def test_advice_after_a_failure_that_was_handled_is_that_of_a_raised_one(ready: Shell) -> None:
