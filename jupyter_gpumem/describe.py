@@ -2,16 +2,16 @@
 
 import sys
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING
 
-from jupyter_gpumem.attributes import is_part_of, type_name
+from jupyter_gpumem.attributes import type_name
+from jupyter_gpumem.contents import Contents
 from jupyter_gpumem.cycles import garbage_words
 from jupyter_gpumem.heap import is_exactly
 from jupyter_gpumem.held import RootHolder
-from jupyter_gpumem.holders import Holder, Kind, Part, Release
+from jupyter_gpumem.holders import Holder, Kind, Release
 from jupyter_gpumem.provenance import CellFinder
 from jupyter_gpumem.remedies import Remedy, Situation, remedy_for, together
 from jupyter_gpumem.shares import Share, Shares
@@ -22,7 +22,7 @@ from jupyter_gpumem.trails import Place, Trails
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-_MOST_PARTS = 5
+_MOST_OTHERS = 5
 _MOST_WAYS = 4
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _HOOK_TABLES = (
@@ -62,6 +62,7 @@ class Describer:
         self._variables = vars(sys.modules["__main__"]) if shell is None else shell.user_ns
         self._cells = CellFinder(shell)
         self._trails = Trails(shares, self._cells, torch)
+        self._contents = Contents(shares, self._trails)
         self._shared_told: set[int] = set()
 
     def holders(self, share: Share) -> list[Holder]:
@@ -92,7 +93,7 @@ class Describer:
             note="; ".join(part for part in (draft.note, draft.remedy.note) if part),
             remedy=draft.remedy.code,
             releases=draft.remedy.releases,
-            parts=self._parts(share, device, draft),
+            parts=self._contents.parts(share, device, draft.parts),
             at_most=at_most,
         )
 
@@ -120,7 +121,7 @@ class Describer:
             cell=self._cell(holder, situation),
             remedy=remedy,
             note=note,
-            parts=tuple(self._locals(share, holder)),
+            parts=tuple(self._contents.places(share, holder)),
             hidden=share.in_use and ("._" in path or holder.kind != "variable"),
         )
 
@@ -220,63 +221,6 @@ class Describer:
             return also
         return f"{len(alike):,} items" if len(alike) > 1 else ""
 
-    def _locals(self, share: Share, holder: RootHolder) -> Iterator[tuple[str, int]]:
-        """Name the several things that frames keep."""
-        if holder.kind not in ("error", "debugger", "handling", "unknown"):
-            return
-        found = []
-        stack = [share.node]
-        while stack:
-            node = stack.pop()
-            item = self._graph.objects[node]
-            named = item is not None and (self._trails.is_end(item) or self._trails.is_collection(item))
-            if node in self._graph.memory or (named and not self._is_on_the_way(holder, node)):
-                found.append(node)
-            else:
-                stack.extend(self._shares.carriers(node))
-        if len(found) > 1:
-            found.sort(key=lambda node: -self._shares.total(node))
-            for node in found[:_MOST_PARTS]:
-                place = node if self._graph.objects[node] is not None else self._graph.dominator[node]
-                # the line above says already what keeps them all
-                start = f", {self._trails.start_words(holder)}"
-                yield str(self._trails.trail(holder, place)).replace(start, "", 1), node
-
-    def _is_on_the_way(self, holder: RootHolder, node: int) -> bool:
-        """Tell whether something is the debugger, a cell's result, or the dict of a frame's variables."""
-        item = self._graph.objects[node]
-        debugger = holder.slots[0].target if holder.kind == "debugger" else None
-        if item is debugger or type_name(item) == "ExecutionResult":
-            return True
-        above = self._graph.objects[self._graph.found_by[node]]
-        is_dict = type(item) is dict or type_name(item) == "FrameLocalsProxy"
-        return is_dict and (type_name(above) == "frame" or is_part_of(debugger, above, item))
-
-    def _parts(self, share: Share, device: int, draft: _Draft) -> tuple[Part, ...]:
-        if draft.parts:
-            return tuple(Part(text, self._shares.under[device][node]) for text, node in draft.parts)
-        model = self._graph.objects[share.node]
-        if not share.in_use and not (model is not None and self._shares.is_model(model)):
-            return ()
-        return self._roles(share, device)
-
-    def _roles(self, share: Share, device: int) -> tuple[Part, ...]:
-        roles: dict[str, int] = {}
-        for where, nbytes, key in self._shares.pieces(share):
-            if where == device:
-                facts = self._shares.live.storages[key]
-                name = _ROLE_WORDS.get(facts.role, "other")
-                roles[name] = roles.get(name, 0) + nbytes
-        # what is told as a holder of its own is no part of the model
-        extra = sum(roles.values()) - share.own[device]
-        for name in ("other", "saved for backward"):
-            less = min(extra, roles.get(name, 0))
-            extra -= less
-            if less:
-                roles[name] -= less
-        roles = {name: nbytes for name, nbytes in roles.items() if nbytes}
-        return tuple(Part(name, nbytes) for name, nbytes in sorted(roles.items(), key=lambda role: -role[1]))
-
     # -- several holders --------------------------------------------------------------------------------
 
     def _joint(self, share: Share) -> _Draft:
@@ -349,7 +293,7 @@ class Describer:
                 shared += self._shares.under[device][node]
                 others |= owners - {holder}
         names = [self._graph.holders[other] for other in sorted(others)]
-        return shared, tuple(str(self._trails.trail(other, other.node)) for other in names[:_MOST_PARTS])
+        return shared, tuple(str(self._trails.trail(other, other.node)) for other in names[:_MOST_OTHERS])
 
     # -- garbage ----------------------------------------------------------------------------------------
 
@@ -371,15 +315,6 @@ class Describer:
             storages[key].reached != "inner" and (storages[key].uses or 0) > storages[key].tensors
             for _device, _nbytes, key in self._shares.pieces(share)
         )
-
-
-_ROLE_WORDS = {
-    "parameter": "parameters",
-    "gradient": "gradients",
-    "buffer": "buffers",
-    "optimizer state": "optimizer state",
-    "saved for backward": "saved for backward",
-}
 
 
 def _is_scalar_with_graph(facts: TensorFacts | None) -> bool:

@@ -161,39 +161,28 @@ def _search(
 ) -> None:
     try:
         with plain_reads(torch):
-            _fill(shell, torch, probe, clock, found, old)
+            roots = Roots(shell)
+            heap = Heap(clock, roots.starts())
+            live = live_tensors(heap, torch, probe.kind, clock)
+            blocks = read_blocks() if probe.kind == "cuda" else ()
+            if old is not None:
+                live.forget(old)
+            _explain(live, blocks, found)
+            if old is not None:
+                found.blocks = []  # nobody can tell which of them are new
+            if heap.frozen:
+                found.notes.append("gc.freeze() hides objects from the collector: they were found from the variables")
+            graph = held_graph(heap, live, roots, blocks, clock)
+            shares = Shares(graph, live, torch)
+            describer = Describer(shares, shell, torch)
+            for share in Cutter(shares, torch).all():
+                found.holders += describer.holders(share)
+                clock.check("names")
+            found.holders = group_alike(found.holders, in_shell=shell is not None)
+            found.notes += sorted(live.graph.unread)
     except OutOfTimeError as stop:
         found.complete = False
         found.notes.append(f"cut short by the time budget while looking at: {stop}")
-
-
-def _fill(
-    shell: "InteractiveShell | None",
-    torch: ModuleType,
-    probe: MemoryProbe,
-    clock: Clock,
-    found: _Findings,
-    old: set[Key] | None,
-) -> None:
-    roots = Roots(shell)
-    heap = Heap(clock, roots.starts())
-    live = live_tensors(heap, torch, probe.kind, clock)
-    blocks = read_blocks() if probe.kind == "cuda" else ()
-    if old is not None:
-        live.forget(old)
-    _explain(live, blocks, found)
-    if old is not None:
-        found.blocks = []  # nobody can tell which of them are new
-    if heap.frozen:
-        found.notes.append("gc.freeze() hides objects from the collector: they were found from the variables")
-    graph = held_graph(heap, live, roots, blocks, clock)
-    shares = Shares(graph, live, torch)
-    describer = Describer(shares, shell, torch)
-    for share in Cutter(shares, torch).all():
-        found.holders += describer.holders(share)
-        clock.check("names")
-    found.holders = group_alike(found.holders, in_shell=shell is not None)
-    found.notes += sorted(live.graph.unread)
 
 
 def _explain(live: LiveTensors, blocks: Iterable[Block], found: _Findings) -> None:

@@ -15,14 +15,14 @@ PACKAGE = Path(__file__).parents[1] / "jupyter_gpumem"
 LAYERS = {
     "values": "advised errors sizes readings cards holders freed",
     "sources": """
-        allocator attributes blocks device failures frames graph guarded heap nvml observer peaks processes reach simgpu
-        simgpu.build simgpu.locate tensors
+        allocator attributes blocks device failures frames graph guarded heap nvml observer peaks processes reach
+        references simgpu simgpu.build simgpu.locate tensors
     """,
     "work": """
-        accounts activations advice alike autocast calls cells changes containers copies cuts cutting cycles describe
-        dominators explain fits fitting held history holdings leak_report linemarks lines literals meter moments names
-        next_step oom parts passes paths provenance quick rebinding referrers rehearsal release remedies replaced
-        rerun roots scene search shares surroundings together trail trails unreached variables where
+        accounts activations advice alike autocast calls cells changes containers contents copies cuts cutting cycles
+        describe dominators explain fits fitting held history holdings leak_report linemarks lines literals meter
+        moments names next_step oom parts passes paths provenance quick rebinding referrers rehearsal release remedies
+        replaced rerun roots scene search shares surroundings together trail trails unreached variables where
     """,
     "show": """
         monitor panel panel.actions panel.closing panel.holders panel.live plot render
@@ -40,7 +40,7 @@ OUTSIDE = {
     "ipywidgets": {"panel.actions", "panel.closing", "panel.holders", "panel.live"},
     "comm": {"sidebar"},
     "matplotlib": {"plot"},
-    "numpy": {"graph", "heap"},
+    "numpy": {"graph", "heap", "references"},
     "pandas": {"history"},
     "psutil": {"device", "fits", "processes"},
     "pynvml": {"nvml"},
