@@ -4,7 +4,7 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -168,10 +168,16 @@ def limit_bytes(device: int) -> int | None:
     return int(fraction * torch.cuda.get_device_properties(device).total_memory)
 
 
-def _current_device_kept(torch: ModuleType) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def _current_device_kept(torch: ModuleType) -> Iterator[None]:
     """Return to the current device afterwards: in torch 2.6 asking for a device's limit changes it."""
-    kept: contextlib.AbstractContextManager[None] = torch.cuda.device(torch.cuda.current_device())
-    return kept
+    current = torch.cuda.current_device()
+    try:
+        yield
+    finally:
+        if torch.cuda.current_device() != current:
+            # wakes no device, as entering torch.cuda.device(current) would
+            torch.cuda._maybe_exchange_device(current)
 
 
 def set_limit(amount: int | float | None) -> tuple[tuple[int, int], ...]:
