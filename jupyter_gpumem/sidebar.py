@@ -40,6 +40,7 @@ class Sidebar:
         self._viewers: set[str] = set()
         self._answered = False
         self._asked = ""
+        self._greeted = False
         self._closed = False
         self.panel: Panel | None = None
 
@@ -75,6 +76,10 @@ class Sidebar:
         method, client = data.get("method"), str(data.get("client"))
         if method == "hello":
             self._answered, self._asked = True, ""
+            # the comm may have been opened before any window listened, by an extension loaded with the kernel
+            if self._options.open_sidebar and not self._greeted:
+                channel.send({"method": "first"})
+            self._greeted = True
             if self.panel is not None:
                 self.panel.moved_to_sidebar()
         elif method == "shown":

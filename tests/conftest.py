@@ -83,7 +83,7 @@ class Kernel:
             code,
             output_hook=take,
             stdin_hook=lambda _message: self.client.input(next(left)),
-            allow_stdin=bool(answers),
+            allow_stdin=True,  # as a front end does; a program that runs notebooks takes no panel
             timeout=timeout,
             store_history=store_history,
             silent=silent,

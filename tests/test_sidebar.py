@@ -111,6 +111,12 @@ def test_a_window_that_only_says_hello_costs_no_panel(setup: Setup) -> None:
     assert setup.sidebar.in_sidebar
 
 
+def test_the_first_window_alone_is_told_to_open_it(setup: Setup) -> None:
+    for client in "ab":
+        setup.channel.receive(method="hello", client=client)
+    assert setup.channel.sent == [{"method": "first"}]
+
+
 def test_the_first_window_that_shows_it_gets_the_panel(setup: Setup) -> None:
     setup.channel.receive(method="shown", client="a")
     assert setup.channel.sent == [{"model_id": "the model"}]
@@ -133,7 +139,7 @@ def test_a_front_end_without_a_sidebar_closes_the_comm_and_gets_it_inline(setup:
 def test_asked_for_where_there_is_a_sidebar_it_opens_that(setup: Setup) -> None:
     setup.channel.receive(method="hello", client="a")
     setup.sidebar.show()
-    assert setup.channel.sent == [{"method": "reveal"}]
+    assert setup.channel.sent[-1] == {"method": "reveal"}
     ((words, _place),) = setup.shell.published
     assert words == "The panel is in the right sidebar."
 

@@ -89,6 +89,24 @@ def test_with_open_sidebar_off_it_waits_to_be_opened(lab: Server, open_notebook:
     expect(notebook.page.locator(".jp-Notebook .gpumem-panel")).to_have_count(0)
 
 
+def test_loaded_with_the_kernel_it_opens_by_itself_too(
+    start_server: Callable[..., Server], open_notebook: Open, page: Page
+) -> None:
+    server = start_server()
+    profile = server.root / "ipython" / "profile_default"
+    profile.mkdir(parents=True, exist_ok=True)
+    (profile / "ipython_config.py").write_text("c.InteractiveShellApp.extensions = ['jupyter_gpumem']")
+    notebook = open_notebook(server, "1 + 1")
+    notebook.expect_panel()
+    # once: who closed it finds it closed after a reload
+    notebook.tab.click()
+    expect(notebook.sidebar).to_be_hidden()
+    page.wait_for_timeout(1500)
+    notebook.open(_name(notebook), reset=False)
+    notebook.run(0)
+    expect(notebook.sidebar).to_be_hidden()
+
+
 def test_the_panel_follows_the_current_notebook_and_leaves_with_it(lab: Server, open_notebook: Open) -> None:
     notebook = open_notebook(lab, LOAD, "first = 1")
     notebook.run(0)

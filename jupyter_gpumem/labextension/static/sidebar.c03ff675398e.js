@@ -137,7 +137,7 @@
 
       attach(notebook, kernel, comm, data) {
         this.drop(kernel.id);
-        const entry = { notebook, kernel, comm, modelId: null, view: null, seen: false };
+        const entry = { notebook, kernel, comm, modelId: null, view: null, seen: false, fresh: !this.revealed.has(kernel.id) };
         comm.onMsg = message => {
           const told = message.content.data || {};
           if (told.model_id) this.render(entry, told.model_id);
@@ -146,14 +146,21 @@
             this.send(entry, { method: 'hello', client: CLIENT });
             this.reveal();
           }
+          if (told.method === 'first') this.revealFirst(entry);
         };
         comm.onClose = () => this.drop(kernel.id, comm);
         this.entries.set(kernel.id, entry);
         this.answers.delete(kernel.id);
         this.send(entry, { method: 'hello', client: CLIENT });
-        if (data.reveal && !this.revealed.has(kernel.id)) this.reveal();
         this.revealed.add(kernel.id);
+        if (data.reveal) this.revealFirst(entry);
         this.refresh();
+      }
+
+      /* By itself only once for a kernel: who closed the sidebar wants it closed, also after a restart. */
+      revealFirst(entry) {
+        if (entry.fresh) this.reveal();
+        entry.fresh = false;
       }
 
       /* Once the layout of the last session is in place, which would close it again. */
