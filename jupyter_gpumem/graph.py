@@ -1,7 +1,7 @@
 """What torch's C++ side refers to: gradients, autograd nodes, saved tensors, script modules."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal
@@ -257,7 +257,8 @@ class TorchReader:
         def read(node: Any) -> list[tuple[Any, Link]]:
             links: list[tuple[Any, Link]] = []
             if follow is not None:
-                links.extend((child, "next") for child, _input in follow(node) if child is not None)
+                with suppress(RuntimeError):  # a Function whose forward still runs has none yet (torch 2.6)
+                    links.extend((child, "next") for child, _input in follow(node) if child is not None)
             if variable is not None and (leaf := variable(node)) is not None:
                 links.append((leaf, "variable"))
             for getter in saved:

@@ -11,6 +11,8 @@ from jupyter_gpumem.graph import is_node_type, plain_reads
 from jupyter_gpumem.heap import type_mro, type_namespace
 from jupyter_gpumem.tensors import LiveTensors
 
+_OPERANDS = ("_raw_saved_self", "_raw_saved_other")
+
 
 def read_activations(live: LiveTensors, torch: ModuleType, device: int | None = None) -> Activations:
     """Read the graph of a scan as figures that hold nothing."""
@@ -65,13 +67,16 @@ class _Reader:
     def read(self, item: Any, positions: Mapping[int, int]) -> Node:
         """Read one node of the graph."""
         node = Node(type_name(item))
-        operands = _operands(item)
-        for child, how in self._live.graph.links.get(id(item), ()):
+        following = _native(item, "next_functions")
+        if following is None:  # a Function whose forward failed or still runs: torch 2.6 crashes where the rest is read
+            return node
+        links = self._live.graph.links.get(id(item), ())
+        operands = _operands(item) or _operands_in_order(item, [child for child, how in links if how == "saved"])
+        for child, how in links:
             if how == "saved":
                 node.saved += self.saved(child, operands.get(id(child)))
             elif how == "variable":
                 node.parameter = id(child)
-        following = _native(item, "next_functions") or ()
         node.operands = tuple(positions.get(id(child)) for child, _number in following)
         node.after = [(positions[id(child)], number) for child, number in following if id(child) in positions]
         number = _native(item, "_sequence_nr")
@@ -99,15 +104,20 @@ class _Reader:
 def _operands(node: Any) -> dict[int, int]:
     """Return which operand a saved tensor is, by its address."""
     found = {}
-    for number, name in enumerate(("_raw_saved_self", "_raw_saved_other")):
-        try:
-            saved = _native(node, name)
-        except RuntimeError:  # backward has freed it
-            continue
-        data = getattr(saved, "data", None)
+    for number, name in enumerate(_OPERANDS):
+        data = getattr(_native(node, name), "data", None)
         if data is not None:
             found[id(data)] = number
     return found
+
+
+def _operands_in_order(node: Any, saved: list[Any]) -> dict[int, int]:
+    """Return the same where a SavedTensor does not show its data (torch 2.6): all of them, in the type's order."""
+    names = [name for name in type_namespace(type(node)) if name.startswith("_raw_saved_")]
+    if len(names) != len(saved):
+        return {}
+    pairs = zip(names, saved, strict=True)
+    return {id(one): _OPERANDS.index(name) for name, one in pairs if name in _OPERANDS}
 
 
 def _native(node: Any, name: str) -> Any:
@@ -115,7 +125,10 @@ def _native(node: Any, name: str) -> Any:
     for base in type_mro(type(node)):
         space = type_namespace(base)
         if name in space and "__module__" not in space:
-            return space[name].__get__(node)
+            try:
+                return space[name].__get__(node)
+            except RuntimeError:  # backward has freed it, or the forward pass of a Function still runs (torch 2.6)
+                return None
     return None
 
 
