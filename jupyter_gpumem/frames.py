@@ -73,8 +73,9 @@ def is_kept_dict(owner: object, held: object) -> bool:
 
 def running_frames() -> Iterator[tuple[int, FrameType]]:
     """Give every frame of every thread, innermost first, with the thread's identifier."""
-    for thread, innermost in sys._current_frames().items():
-        frame: FrameType | None = innermost
+    frame: FrameType | None
+    # no name is left on a frame: this generator's own is among them, and a cycle would keep every caller's locals
+    for thread, frame in sys._current_frames().items():
         while frame is not None:
             yield thread, frame
             frame = frame.f_back

@@ -64,6 +64,8 @@ def _cone(heap: Heap, live: LiveTensors, roots: Roots) -> tuple[dict[int, Any], 
             if all(other.target is slot.target for other in roots.slots(above, also_met)):
                 dead.add(id(slot.target))
                 cone.update(above)
+    # references are counted soon: no frame that somebody looked at may hold any of these
+    parents.clear()
     return cone, met, dead
 
 
