@@ -1,10 +1,12 @@
 """Marks in a cell's own syntax tree that tell the allocator's trace which line is running."""
 
 import ast
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from jupyter_gpumem.allocator import active_devices
 from jupyter_gpumem.cells import CellRecord, DeviceChange
 from jupyter_gpumem.device import cuda_started, torch_module
 from jupyter_gpumem.errors import GpuMemError
@@ -14,7 +16,7 @@ from jupyter_gpumem.peaks import tracker
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-_NAME = "_gpumem_line"
+_names = (f"_gpumem_line_{number}" for number in itertools.count())  # a marked cell may run another one
 _MOST_EVENTS = 400_000  # about 100 MB in the allocator while they are kept
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _BLOCKS = ("body", "orelse", "finalbody")
@@ -42,6 +44,7 @@ class LineMarks:
         # another magic runs what is below it as a program of its own, with lines counted from there
         self._to_skip = sum(not head.startswith("%%gpumem") for head in heads)
         self._offset = len(heads) - heads[-1].startswith("%%gpumem") if heads else 0
+        self._name = next(_names)
         self._log = LineLog()
         self._line = 0
         self._since: int | None = None
@@ -49,8 +52,9 @@ class LineMarks:
         self._get_metadata: Callable[[], str] = str
         self._set_metadata: Callable[[str], object] = str
         self._metadata_before = ""
+        self._allocations: dict[int, int] = {}
         self._began_us = time.time_ns() // 1000
-        shell.user_ns[_NAME] = self._mark
+        shell.user_ns[self._name] = self._mark
         self._transformers = cast("list[Any]", shell.ast_transformers)  # IPython calls nothing but visit()
         self._transformers.append(self)
         self._record()
@@ -59,7 +63,7 @@ class LineMarks:
         """Mark the cell's tree (called by IPython); no other that is compiled while it runs."""
         self._to_skip -= 1
         if self._to_skip == -1:
-            tree.body = _marked(tree.body, self._offset)
+            tree.body = _marked(tree.body, self._name, self._offset)
             ast.fix_missing_locations(tree)
         return tree
 
@@ -68,10 +72,10 @@ class LineMarks:
         if self._ended:
             return
         self._end()
-        self._shell.user_ns[_NAME] = abs  # the marks still to come need something to call
+        self._shell.user_ns[self._name] = abs  # the marks still to come need something to call
 
         def forget(_result: Any) -> None:
-            self._shell.user_ns.pop(_NAME, None)
+            self._shell.user_ns.pop(self._name, None)
             self._shell.events.unregister("post_run_cell", forget)
 
         self._shell.events.register("post_run_cell", forget)
@@ -83,7 +87,7 @@ class LineMarks:
             traces = _torch().cuda.memory._snapshot()["device_traces"]
             found = [self._device(change, traces[change.after.device]) for change in record.moved]
         self._end()
-        self._shell.user_ns.pop(_NAME, None)
+        self._shell.user_ns.pop(self._name, None)
         return tuple(device for device in found if device.lines)
 
     def _end(self) -> None:
@@ -104,7 +108,7 @@ class LineMarks:
             self._record()
         if self._recording:
             self._note_metadata()
-            self._set_metadata(f"{_NAME} {line}")
+            self._set_metadata(f"{self._name} {line}")
 
     def _record(self) -> None:
         """Begin to record, as soon as CUDA has started."""
@@ -112,6 +116,7 @@ class LineMarks:
             return
         self._began = True
         self._since = self._line or None
+        self._allocations = {device: _allocations(device) for device in active_devices()}
         memory = _torch().cuda.memory
         # whoever records already has their own words for their events, too
         self._recording = not _torch()._C._cuda_isHistoryEnabled()
@@ -124,13 +129,13 @@ class LineMarks:
     def _note_metadata(self) -> None:
         """Keep the words that the user set meanwhile."""
         words = self._get_metadata()
-        if not words.startswith(_NAME):
+        if not words.startswith(self._name):
             self._metadata_before = words
 
     def _line_of(self, event: Mapping[str, Any]) -> int | None:
         name, _space, line = str(event.get("user_metadata", "")).partition(" ")
         # the threads of backward carry no words: they work while a line of the cell waits for them
-        return int(line) if name == _NAME else self._log.at(event["time_us"])
+        return int(line) if name == self._name else self._log.at(event["time_us"])
 
     def _device(self, change: DeviceChange, trace: Sequence[Mapping[str, Any]]) -> DeviceLines:
         requested = tracker.raw(change.after.device)["requested_bytes"]["all"]["current"]
@@ -139,6 +144,7 @@ class LineMarks:
             for event in trace
             if event["action"] in ("alloc", "free_completed") and event["time_us"] >= self._began_us
         ]
+        made = _allocations(change.after.device) - self._allocations.get(change.after.device, 0)
         uses, before = lines_of(events, self._line_of, requested)
         lines = [LineUse(line, self._text(line), *uses[line]) for line in sorted(uses, key=lambda line: line or 0)]
         at_peak = before + sum(line.at_peak_bytes for line in lines)
@@ -150,11 +156,16 @@ class LineMarks:
             change.peak_allocated_bytes - at_peak,
             change.peak_allocated_bytes,
             self._since,
-            len(trace) >= _MOST_EVENTS,
+            made != sum(event["action"] == "alloc" for event in events),
         )
 
     def _text(self, line: int | None) -> str:
         return self._source[line - 1].strip() if line is not None and line <= len(self._source) else ""
+
+
+def _allocations(device: int) -> int:
+    """Return how many allocations there have been on a device."""
+    return int(tracker.raw(device)["allocation"]["all"]["allocated"])
 
 
 def _torch() -> Any:
@@ -171,25 +182,25 @@ def _heads(source: Sequence[str]) -> list[str]:
     return heads
 
 
-def _marked(statements: list[ast.stmt], offset: int) -> list[ast.stmt]:
+def _marked(statements: list[ast.stmt], name: str, offset: int) -> list[ast.stmt]:
     """Return statements with a mark before each; functions and classes are left as they are."""
     marked: list[ast.stmt] = []
     for statement in statements:
         if not (isinstance(statement, ast.ImportFrom) and statement.module == "__future__"):
-            marked.append(_mark_of(statement, offset))
+            marked.append(_mark_of(statement, name, offset))
         if not isinstance(statement, _OTHER_CODE):
             for inner in (statement, *getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
                 for block in _BLOCKS:
                     if getattr(inner, block, None):
-                        setattr(inner, block, _marked(getattr(inner, block), offset))
+                        setattr(inner, block, _marked(getattr(inner, block), name, offset))
             if isinstance(statement, _LOOPS):  # the next item is fetched by the line of the loop
-                statement.body.append(_mark_of(statement, offset))
+                statement.body.append(_mark_of(statement, name, offset))
         marked.append(statement)
     return marked
 
 
-def _mark_of(statement: ast.stmt, offset: int) -> ast.stmt:
+def _mark_of(statement: ast.stmt, name: str, offset: int) -> ast.stmt:
     line = ast.Constant(statement.lineno + offset)
-    call = ast.Expr(ast.Call(ast.Name(_NAME, ast.Load()), [line], []))
+    call = ast.Expr(ast.Call(ast.Name(name, ast.Load()), [line], []))
     ast.copy_location(call, statement)
     return call

@@ -113,6 +113,24 @@ def test_a_history_that_the_user_records_is_read_and_goes_on(loaded: Shell) -> N
         torch.cuda.memory._record_memory_history(enabled=None)
 
 
+def test_a_history_of_the_users_that_is_too_short_is_said(loaded: Shell) -> None:
+    torch.cuda.memory._record_memory_history(context=None, max_entries=5)
+    try:
+        text = loaded.run("%%gpumem --lines\nx = [take(2) for _ in range(10)]\ny = take(4)").text
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+    assert "history was full" in text
+    assert "history was full" not in loaded.run("%%gpumem --lines\nx = [take(2) for _ in range(10)]").text
+
+
+def test_a_marked_cell_may_run_another_one(loaded: Shell) -> None:
+    inner = "%%gpumem --lines -o inner\\nv = take(4)\\nw = take(8)"
+    outputs = loaded.run(f"%%gpumem --lines -o outer\nget_ipython().run_cell('{inner}')\nx = take(16)")
+    assert outputs.error is None
+    kept = {name: [use.kept_bytes // MIB for use in loaded.ns[name].lines[0].lines] for name in ("inner", "outer")}
+    assert kept == {"inner": [4, 8], "outer": [12, 16]}
+
+
 def test_a_cell_that_records_the_history_itself_gets_one_line(loaded: Shell) -> None:
     outputs = loaded.run("%%gpumem --lines\ntorch.cuda.memory._record_memory_history(enabled=None)\nx = take(16)")
     assert "this cell records it itself" in outputs.text
@@ -123,7 +141,7 @@ def test_a_cell_that_unloads_the_extension_runs_to_its_end(loaded: Shell) -> Non
     outputs = loaded.run("%%gpumem --lines\nx = take(16)\n%unload_ext jupyter_gpumem\nfor i in range(3):\n    y = i")
     assert outputs.error is None
     assert loaded.ns["y"] == 2
-    assert [name for name in loaded.ns if "gpumem" in name] == []
+    assert [name for name in loaded.ns if name.startswith("_gpumem")] == []
 
 
 def test_functions_keep_no_mark_of_the_cell_that_defined_them(loaded: Shell) -> None:

@@ -33,6 +33,9 @@ def noticed(work: Callable[[], object]) -> int:
         lambda x: x.argmax().item() == 3,
         lambda x: bool(x.max() == 0),
         lambda x: torch.repeat_interleave(x.long()),
+        lambda x: max(x.long().tolist()),
+        lambda x: x.int().cpu().numpy().max(),
+        lambda x: range(x.short().to("cpu").max()),
     ],
 )
 def test_a_size_that_depends_on_values_is_noticed(work: Callable[[torch.Tensor], object]) -> None:

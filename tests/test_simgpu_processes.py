@@ -186,6 +186,15 @@ print(torch.ones(1).cuda().device)
     assert built.stat().st_mtime_ns == age
 
 
+def test_a_start_that_was_refused_can_be_made_good(tmp_path: Path) -> None:
+    limit = "import resource as r; s, h = r.getrlimit(r.RLIMIT_AS); r.setrlimit(r.RLIMIT_AS, (12 << 30, h))"
+    again = (
+        "r.setrlimit(r.RLIMIT_AS, (s, h)); simgpu.activate('8GiB'); import torch; print(torch.ones(1).cuda().device)"
+    )
+    out = run(f"{limit}{TRY.format(arguments='')}{again}").splitlines()
+    assert out == ["this process may not reserve the address space of the simulated GPU; lift ulimit -v", "cuda:0"]
+
+
 def test_what_a_killed_build_left_is_removed_once_it_is_old(tmp_path: Path) -> None:
     old, young = tmp_path / "jupyter_gpumem/simgpu-0.abc", tmp_path / "jupyter_gpumem/simgpu-0.xyz"
     old.mkdir(parents=True)

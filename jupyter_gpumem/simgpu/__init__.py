@@ -4,6 +4,7 @@ Memory behaves as on a device: allocations, caching, peaks, fragmentation, priva
 errors. Kernels do nothing, so computed values are not real.
 """
 
+import _ctypes
 import ctypes
 import functools
 import os
@@ -50,6 +51,7 @@ class _Other(ctypes.Structure):
 
 _running: _Running | None = None
 _shown = 0  # numbers read in order to show a tensor
+_integers_read = 0  # tensors of several integers that went to the host
 _lock = threading.Lock()
 
 
@@ -136,11 +138,11 @@ def sizes_read() -> int:
     Every number read from a device is 0, so a size that comes from one is too small, and a loop that waits
     for "is it equal?" ends at once. Counted are the counts that torch itself reads (``nonzero``, ``x[mask]``,
     ``masked_select``, ``unique``, ``bincount``, coalescing a sparse tensor), every single integer the program
-    reads (``.item()``, ``int()``) and every comparison for equality it branches on: whether the program
-    makes a size of them cannot be seen. Not counted: floating-point numbers, other truth values, lists of
-    several numbers, and what showing a tensor reads.
+    reads (``.item()``, ``int()``), every tensor of integers that goes to the host (``.tolist()``, ``.cpu()``,
+    ``.to("cpu")``) and every comparison for equality it branches on: whether the program makes a size of them
+    cannot be seen. Not counted: floating-point numbers, other truth values, and what showing a tensor reads.
     """
-    return 0 if _running is None else int(_running.cuda.sim_sizes_read()) - _shown
+    return 0 if _running is None else int(_running.cuda.sim_sizes_read()) - _shown + _integers_read
 
 
 def _checked(memory: str | int, devices: int) -> int:
@@ -198,22 +200,25 @@ def _start(memory_bytes: int, devices: int) -> _Running:
     from jupyter_gpumem.simgpu.locate import find_torch
 
     libraries = build(find_torch())
+    cuda = _load(libraries.cuda, ctypes.RTLD_LOCAL)
+    cuda.sim_sizes_read.restype = ctypes.c_ulonglong
+    context_bytes = min(_CONTEXT_BYTES, memory_bytes // 8)
+    if cuda.sim_start(ctypes.c_int(devices), ctypes.c_ulonglong(memory_bytes), ctypes.c_ulonglong(context_bytes)):
+        _ctypes.dlclose(cuda._handle)
+        raise GpuMemError("this process may not reserve the address space of the simulated GPU; lift ulimit -v")
     # global, and before torch: the first definition of a symbol wins over the CUDA libraries torch brings
+    paths = (libraries.cuda, libraries.nvml, libraries.nvrtc)
+    loaded = (cuda, *(_load(path, ctypes.RTLD_GLOBAL) for path in paths))
+    return _Running(loaded, libraries.cuda.parent, memory_bytes, devices)
+
+
+def _load(library: Path, mode: int) -> ctypes.CDLL:
     try:
-        loaded = tuple(
-            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-            for path in (libraries.cuda, libraries.nvml, libraries.nvrtc)
-        )
+        return ctypes.CDLL(str(library), mode=mode)
     except OSError as error:
         raise GpuMemError(
             f"the simulated GPU cannot be loaded ({error}); set XDG_CACHE_HOME to a folder from which programs may run"
         ) from error
-    cuda = loaded[0]
-    cuda.sim_sizes_read.restype = ctypes.c_ulonglong
-    context_bytes = min(_CONTEXT_BYTES, memory_bytes // 8)
-    if cuda.sim_start(ctypes.c_int(devices), ctypes.c_ulonglong(memory_bytes), ctypes.c_ulonglong(context_bytes)):
-        raise GpuMemError("this process may not reserve the address space of the simulated GPU; lift ulimit -v")
-    return _Running(loaded, libraries.cuda.parent, memory_bytes, devices)
 
 
 def _import_torch(folder: Path) -> None:
@@ -229,7 +234,27 @@ def _import_torch(folder: Path) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
     # a standard deviation is 0 like every number here, and would be refused
     torch.distributions.Distribution.set_default_validate_args(False)
+    for method in ("tolist", "cpu", "to"):
+        _count_integers_read(torch, method)
     _leave_shown_numbers_uncounted(torch)
+
+
+def _count_integers_read(torch: ModuleType, method: str) -> None:
+    """Count tensors of integers that a method brings to the host: a copy alone does not tell of what it is."""
+    read = getattr(torch.Tensor, method)
+
+    @functools.wraps(read)
+    def read_counted(tensor: Any, *arguments: Any, **options: Any) -> Any:
+        global _integers_read
+        result = read(tensor, *arguments, **options)
+        kind = tensor.dtype
+        is_integer = not (kind.is_floating_point or kind.is_complex or kind is torch.bool)
+        # one number alone is counted where it is copied
+        if is_integer and tensor.is_cuda and not getattr(result, "is_cuda", False) and tensor.numel() > 1:
+            _integers_read += 1
+        return result
+
+    setattr(torch.Tensor, method, read_counted)
 
 
 def _leave_shown_numbers_uncounted(torch: ModuleType) -> None:
