@@ -47,9 +47,17 @@ def snapshot() -> tuple[DeviceSnapshot, ...]:
 
 
 def account(device: int | None = None) -> "tuple[Account, ...]":
-    """Say what the memory of each device is used for: parts in bytes that sum to what the device has."""
-    from jupyter_gpumem.accounts import take_account
+    """Say what the memory of each device is used for: parts in bytes that sum to what the device has.
 
+    Raises
+    ------
+    GpuMemError
+        When there is no such device.
+    """
+    from jupyter_gpumem.accounts import take_account
+    from jupyter_gpumem.device import check_device
+
+    check_device(device)
     return take_account(running_shell(), device)
 
 
@@ -57,9 +65,16 @@ def leaks(*, device: int | None = None, min_bytes: int = 0, budget_seconds: floa
     """Say who holds what, by path, with the code that gives it back; frees nothing.
 
     Holders that keep less than ``min_bytes`` are left out; after ``budget_seconds`` the search stops and says so.
+
+    Raises
+    ------
+    GpuMemError
+        When there is no such device.
     """
+    from jupyter_gpumem.device import check_device
     from jupyter_gpumem.leak_report import find_leaks
 
+    check_device(device)
     return find_leaks(running_shell(), device=device, min_bytes=min_bytes, budget_seconds=budget_seconds)
 
 
@@ -71,7 +86,7 @@ def advise() -> "tuple[Advice, ...]":
 
 
 def free(
-    names: Iterable[str] = (),
+    names: str | Iterable[str] = (),
     *,
     all_variables: bool = False,
     keep_outputs: bool = False,

@@ -149,7 +149,7 @@ def _nearest(message: str, parser: argparse.ArgumentParser) -> str:
     if message.startswith("unrecognized arguments: "):
         word = message.split(": ", 1)[1].split()[0]
         known = [option for each in (parser, *subparsers_of(parser).values()) for option in words_of(each)]
-        return f"{word}: not understood{did_you_mean(word, known)}"
+        return f"{word}: not understood{did_you_mean(word, [each for each in known if each != word])}"
     return message.replace("argument ", "")
 
 

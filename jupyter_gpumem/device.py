@@ -55,6 +55,19 @@ def current_probe() -> MemoryProbe:
     return CudaProbe() if cuda_started() or cuda_possible() else HostProbe()
 
 
+def check_device(device: int | None) -> None:
+    """Check that a device that somebody named is there.
+
+    Raises
+    ------
+    GpuMemError
+        When it is not.
+    """
+    there = current_probe().devices()
+    if device is not None and there and device not in there:
+        raise GpuMemError(f"there is no device {device}: they are {', '.join(map(str, there))}")
+
+
 class CudaProbe:
     """torch's CUDA (or ROCm) caching allocator."""
 

@@ -28,7 +28,7 @@ from jupyter_gpumem.arguments import (
 )
 from jupyter_gpumem.cells import CellRecorder
 from jupyter_gpumem.config import GpuMemConfig
-from jupyter_gpumem.device import current_probe, limit_bytes, set_limit, torch_module
+from jupyter_gpumem.device import check_device, current_probe, limit_bytes, set_limit, torch_module
 from jupyter_gpumem.errors import GpuMemError
 from jupyter_gpumem.heap import collector_paused
 from jupyter_gpumem.history import History
@@ -156,7 +156,11 @@ class GpuMem(Magics, GpuMemConfig):
         from jupyter_gpumem.fitting import fit_cell
         from jupyter_gpumem.render.fit import fit_page
 
-        report = fit_cell(self.shell, cell, **vars(options))
+        try:
+            report = fit_cell(self.shell, cell, **vars(options))
+        except GpuMemError:  # it says by itself that nothing fits
+            self.reports.forget_failures()
+            raise
         self.reports.forget_failures()
         show(self.shell, fit_page(report))
 
@@ -198,9 +202,7 @@ class GpuMem(Magics, GpuMemConfig):
         from jupyter_gpumem.leak_report import find_leaks
         from jupyter_gpumem.render.leaks import leaks_page
 
-        devices = current_probe().devices()
-        if options.device is not None and devices and options.device not in devices:
-            raise GpuMemError(f"there is no device {options.device}: they are {', '.join(map(str, devices))}")
+        check_device(options.device)
         report = find_leaks(self.shell, device=options.device, min_bytes=options.min, budget_seconds=self.scan_seconds)
         show(self.shell, leaks_page(report, limit=options.n))
 

@@ -20,7 +20,7 @@ _PROGRAM: tuple[tuple[str, tuple[type, ...]], ...] = (
 )
 
 
-def check_names(shell: "InteractiveShell | None", names: Iterable[str]) -> tuple[str, ...]:
+def check_names(shell: "InteractiveShell | None", names: str | Iterable[str]) -> tuple[str, ...]:
     """Return the names once each, after all of them were found deletable; ``a,b`` are two.
 
     Raises
@@ -29,6 +29,7 @@ def check_names(shell: "InteractiveShell | None", names: Iterable[str]) -> tuple
         When one is not a variable of the user's, is IPython's, or is a module, class or function; then
         none has been touched.
     """
+    names = [names] if isinstance(names, str) else names  # and not its letters
     parted = [part for name in names for part in (name.rstrip(",").split(",") if "," in name else [name])]
     checked = tuple(dict.fromkeys(parted))
     if shell is None and checked:

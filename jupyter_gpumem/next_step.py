@@ -64,7 +64,9 @@ def best_step(
     ]
     best = max(steps, key=lambda step: step.nbytes)
     if keepers and best.code == _LOOK:
-        best = NextStep(f"{best.text}, some kept by {' and '.join(keepers)}", "%gpu_free", best.nbytes)
+        # whether a variable keeps it too, only the report can tell
+        text = f"{best.text}, some kept by {' and '.join(keepers)}: %gpu_free lets go of that"
+        best = NextStep(text, _LOOK, best.nbytes)
     return best if best.nbytes >= _MIN_BYTES else None
 
 

@@ -12,11 +12,12 @@ _IPYTHON = ("In", "Out", "get_ipython", "exit", "quit", "open")
 
 @dataclass(frozen=True, slots=True)
 class VariableChange:
-    """One variable and the bytes of GPU memory reachable from it: now, or before it was deleted."""
+    """One variable and the bytes of GPU memory reachable from it, now and before the cell."""
 
     name: str
     change: Change
     holds_bytes: int
+    held_bytes: int = 0
 
 
 class Namespace:
@@ -33,14 +34,14 @@ class Namespace:
         """Compare with the names now, most bytes first; what neither holds nor held GPU memory is left out."""
         changes = []
         for name, value in _visible(names):
-            same, _held = self._marks.get(name, (None, 0))
+            same, held = self._marks.get(name, (None, 0))
             if same is None or not same(value):
                 change: Change = "created" if same is None else "replaced"
-                changes.append(VariableChange(name, change, self._held_bytes(value)))
+                changes.append(VariableChange(name, change, self._held_bytes(value), held))
         gone = self._marks.keys() - names.keys()
-        changes += [VariableChange(name, "deleted", self._marks[name][1]) for name in gone]
-        kept = [change for change in changes if change.holds_bytes]
-        return tuple(sorted(kept, key=lambda change: (-change.holds_bytes, change.name)))
+        changes += [VariableChange(name, "deleted", 0, self._marks[name][1]) for name in gone]
+        kept = [change for change in changes if change.holds_bytes or change.held_bytes]
+        return tuple(sorted(kept, key=lambda change: (-(change.holds_bytes or change.held_bytes), change.name)))
 
 
 def _visible(names: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -32,6 +32,7 @@ def loaded(shell: Shell) -> Shell:
     ("line", "answer"),
     [
         ("%gpumem leeks", "%gpumem: leeks: no such sub-command; did you mean leaks?"),
+        ("%gpumem on off", "off: not understood"),
         ("%gpumem xyzzy", "%gpumem: xyzzy: no such sub-command   (%gpumem --help lists what it takes)"),
         ("%gpumem leaks --mim 3MiB", "--mim: not understood; did you mean --min?"),
         ("%gpumem leaks --min potatoes", "'potatoes' is not a size; write for example 24GiB"),
@@ -96,6 +97,12 @@ def test_the_cell_in_detail_names_what_became_of_the_variables(loaded: Shell) ->
         ["b", "8.00", "MiB", "replaced"],
         ["new", "6.00", "MiB", "created"],
     ]
+
+
+def test_a_variable_that_no_longer_holds_memory_says_what_it_held(loaded: Shell) -> None:
+    loaded.run("a = take(64)")
+    rows = [line.split() for line in loaded.run("%%gpumem\na = 5").text.splitlines()]
+    assert ["a", "0", "B", "replaced,", "held", "64.0", "MiB"] in rows
 
 
 def test_the_record_of_a_cell_can_be_kept_and_its_report_silenced(loaded: Shell) -> None:

@@ -1,6 +1,7 @@
 import importlib
 import json
 import pkgutil
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -55,3 +56,19 @@ def test_fit_finds_what_fits() -> None:
         lambda batch_size: torch.empty(batch_size << 30, dtype=torch.uint8, device="cuda"), batch_size=64
     )
     assert (result.value, result.result.nbytes, result.peak_bytes) == (16, 16 << 30, 16 << 30)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: jupyter_gpumem.account(9), "there is no device 9: they are 0, 1, 2"),
+        (lambda: jupyter_gpumem.leaks(device=9), "there is no device 9: they are 0, 1, 2"),
+        (lambda: jupyter_gpumem.free("mod"), "only a notebook's variables go by name; in a program: del mod"),
+    ],
+)
+def test_what_is_not_there_is_one_clear_error(
+    kept: torch.Tensor, call: Callable[[], object], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jupyter_gpumem, "running_shell", lambda: None)
+    with pytest.raises(jupyter_gpumem.GpuMemError, match=words):
+        call()

@@ -149,7 +149,11 @@ def _detail(record: CellRecord, change: DeviceChange) -> Block:
 def _variables(variables: Sequence[VariableChange]) -> Block:
     rows: list[Row] = [(Span("variables", style="strong"), Span("holds", style="quiet", right=True), Span(""))]
     for variable in variables:
-        rows.append((Span(f"  {shorten(variable.name, 40)}"), size(variable.holds_bytes), quiet(variable.change)))
+        gone = variable.change == "deleted"
+        nbytes, words = variable.held_bytes if gone else variable.holds_bytes, str(variable.change)
+        if not nbytes:
+            words += f", held {format_bytes(variable.held_bytes)}"
+        rows.append((Span(f"  {shorten(variable.name, 40)}"), size(nbytes), quiet(words)))
     return Block(tuple(rows))
 
 

@@ -64,12 +64,12 @@ def _sections(device: DeviceLeaks, limit: int) -> Iterator[Row]:
         yield (_column("gives back"), quiet("held by"))
         for holder in device.holders[:limit]:
             yield from _holder(holder)
-        yield from _rest(device.holders[limit:])
+        yield from _rest(device.holders, limit)
     if device.in_use:
         yield (quiet("in use"),)
         for holder in device.in_use[:limit]:
             yield from _in_use(holder)
-        yield from _rest(device.in_use[limit:])
+        yield from _rest(device.in_use, limit)
     normal = [block for block in device.blocks if block.normal is not None]
     if normal:
         yield (quiet("normal"),)
@@ -119,10 +119,11 @@ def _part_words(parts: Sequence[Part]) -> str:
     return ", ".join(f"{part.path} {format_bytes(part.nbytes)}" for part in parts)
 
 
-def _rest(holders: Sequence[Holder]) -> Iterator[Row]:
-    if holders:
-        rest = sum(holder.shown_bytes for holder in holders)
-        yield (_bytes(rest), quiet(f"{len(holders):,} more, %gpumem leaks -n {len(holders) + 20} shows them"))
+def _rest(holders: Sequence[Holder], shown: int) -> Iterator[Row]:
+    rest = holders[shown:]
+    if rest:
+        nbytes = sum(holder.shown_bytes for holder in rest)
+        yield (_bytes(nbytes), quiet(f"{len(rest):,} more, %gpumem leaks -n {len(holders)} shows them"))
 
 
 def _block_words(block: Unexplained) -> str:
