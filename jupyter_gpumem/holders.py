@@ -31,13 +31,15 @@ class Release:
 
     ``variables`` deletes ``names`` from the user's namespace; ``outputs`` removes IPython's copies of the
     outputs of the cells ``outputs``; ``errors`` drops the last error, ``debugger`` the ended debugging session;
-    ``collect`` collects garbage; ``code`` runs ``code`` in the user's namespace.
+    ``collect`` collects garbage; ``code`` runs ``code`` in the user's namespace. ``seen`` tells by numbers which
+    objects that was about.
     """
 
     action: Action
     names: tuple[str, ...] = ()
     outputs: tuple[int, ...] = ()
     code: str = ""
+    seen: tuple[tuple[str, int], ...] = dataclasses.field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

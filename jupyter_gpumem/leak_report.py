@@ -20,6 +20,7 @@ from jupyter_gpumem.readings import MemoryProbe
 from jupyter_gpumem.referrers import held_graph
 from jupyter_gpumem.roots import Roots
 from jupyter_gpumem.shares import Shares
+from jupyter_gpumem.stamps import stamp_holders
 from jupyter_gpumem.tensors import Key, LiveTensors, live_tensors
 
 if TYPE_CHECKING:
@@ -179,6 +180,7 @@ def _search(
                 found.holders += describer.holders(share)
                 clock.check("names")
             found.holders = group_alike(found.holders, in_shell=shell is not None)
+            found.holders = stamp_holders(shell, found.holders)
             found.notes += sorted(live.graph.unread)
     except OutOfTimeError as stop:
         found.complete = False

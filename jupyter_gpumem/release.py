@@ -22,6 +22,7 @@ from jupyter_gpumem.leak_report import find_leaks
 from jupyter_gpumem.meter import Meter
 from jupyter_gpumem.names import check_names, delete_names, names_holding, other_names
 from jupyter_gpumem.reach import Reach
+from jupyter_gpumem.stamps import check_unchanged
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -130,6 +131,7 @@ def release_holder(shell: "InteractiveShell | None", holder: Holder) -> FreeRepo
 
 
 def _check_release(shell: "InteractiveShell | None", release: Release, wanted: cuts.Wanted) -> None:
+    check_unchanged(shell, release)
     if release.action != "variables" or shell is None:
         return
     for name in check_names(shell, release.names):

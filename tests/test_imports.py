@@ -22,7 +22,7 @@ LAYERS = {
         accounts activations advice alike autocast calls cells changes containers contents copies cuts cutting cycles
         describe dominators explain fits fitting held history holdings leak_report linemarks lines literals meter
         moments names next_step oom parts passes paths provenance quick rebinding referrers rehearsal release remedies
-        replaced rerun roots scene search shares surroundings together trail trails unreached variables where
+        replaced rerun roots scene search shares stamps surroundings together trail trails unreached variables where
     """,
     "show": """
         monitor panel panel.actions panel.closing panel.holders panel.live plot render

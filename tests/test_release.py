@@ -13,6 +13,7 @@ from jupyter_gpumem.freed import CACHE_WAITS, CAPTURE_KEEPS_CACHE, GRAPH_KEEPS_W
 from jupyter_gpumem.holders import Holder, Release
 from jupyter_gpumem.leak_report import find_leaks
 from jupyter_gpumem.release import FreeReport, free, free_cache, free_running, release_holder
+from jupyter_gpumem.stamps import stamp_holders
 from tests.conftest import Kernel, Shell, empty_gpu
 
 MIB = 1024**2
@@ -482,6 +483,66 @@ def test_a_holder_that_changed_since_is_left_alone(gpu: Shell) -> None:
         release_holder(gpu.ip, make_holder("x"))
     with pytest.raises(GpuMemError, match="ZeroDivisionError"):
         release_holder(gpu.ip, make_holder("x", Release("code", code="1 / 0")))
+
+
+REPLACED = {
+    "a name": ("x = T(8)", "x = torch.nn.Linear(9, 9).cuda()", "x"),
+    "deleted, then made anew": ("x = T(8)", "del x; x = T(8)", "x"),
+    "a list at the same address": ("x = [T(8)]", "x = [T(3)]; x = [T(4)]", r"x\[0\]"),
+    "gone": ("x = T(8)", "del x", "x"),
+    "one of two names": ("x = T(8); y = x", "y = torch.nn.Linear(9, 9).cuda()", "y"),
+    "a view": ("x = T(8)[:1]", "x = torch.ones(9, device='cuda')[:5]", "x"),
+    "a list of losses": (
+        "w = torch.ones(9, device='cuda', requires_grad=True); x = [w.exp().sum() for i in range(3)]; del w",
+        "x = [torch.nn.Linear(9, 9).cuda()]",
+        "x",
+    ),
+}
+
+
+@pytest.mark.parametrize(("cell", "then", "name"), REPLACED.values(), ids=REPLACED)
+def test_what_was_replaced_since_the_report_is_not_released(gpu: Shell, cell: str, then: str, name: str) -> None:
+    gpu.run(cell)
+    holder = find_leaks(gpu.ip).holders[0]
+    gpu.run(then)
+    names, held = dict(gpu.ns), torch.cuda.memory_allocated()
+    with pytest.raises(GpuMemError, match=rf"{name} has changed since: press Find leaks again"):
+        release_holder(gpu.ip, holder)
+    assert (dict(gpu.ns), torch.cuda.memory_allocated()) == (names, held)
+
+
+def test_an_attribute_replaced_since_the_report_is_not_released(gpu: Shell) -> None:
+    gpu.run("class Box: pass\nbox = Box(); box.kept = T(8)")
+    holder = make_holder("box.kept", Release("code", code="box.kept = None"))
+    (stamped,) = stamp_holders(gpu.ip, [holder])
+    gpu.run("box.kept = torch.nn.Linear(9, 9).cuda()")
+    with pytest.raises(GpuMemError, match=r"box\.kept has changed since"):
+        release_holder(gpu.ip, stamped)
+    assert gpu.ns["box"].kept is not None
+
+
+def test_a_list_that_grew_since_the_report_is_released(gpu: Shell) -> None:
+    gpu.run("x = [T(4), T(4)]")
+    holder = find_leaks(gpu.ip).holders[0]
+    gpu.run("x.append(T(1))")
+    assert release_holder(gpu.ip, holder).freed_bytes == 9 * MIB
+
+
+def test_an_output_replaced_since_the_report_is_not_released(gpu: Shell) -> None:
+    gpu.run("T(2)")
+    holder = find_leaks(gpu.ip).holders[0]
+    gpu.run("Out[2] = T(1);")
+    with pytest.raises(GpuMemError, match=r"Out\[2\] has changed since"):
+        release_holder(gpu.ip, holder)
+    assert gpu.ns["Out"][2].numel() == MIB
+
+
+def test_a_report_keeps_nothing_alive(gpu: Shell) -> None:
+    gpu.run("x = T(8); y = [T(1)]")
+    reports = [find_leaks(gpu.ip)]
+    json.dumps([report.to_dict() for report in reports])
+    gpu.run("del x, y")
+    assert torch.cuda.memory_allocated() == 0
 
 
 @pytest.mark.parametrize("run", [free, lambda shell: free(shell, all_variables=True)])
