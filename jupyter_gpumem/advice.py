@@ -82,10 +82,11 @@ def advise_after(
         return _sorted(changes)
     holding = _on_scene(shell, namespace_of(shell), (), device, lambda scene: _about_holders(scene, leaks, changes))
     accounts = take_account(shell, device)
-    around = [*about_processes(accounts)]
+    # what others give back is nothing to a process at its own limit
+    around = [] if shortage is not None and shortage.is_over_limit else [*about_processes(accounts)]
     if shortage is not None:
         around += about_limit(shortage)
-        around += about_fragments(accounts) if shortage.is_fragmented else ()
+        around += about_fragments(accounts, shortage) if shortage.is_fragmented else ()
     return _sorted([*changes, *(_from_holders(leaks.holders) if holding is None else holding), *around])
 
 
@@ -139,7 +140,7 @@ def _from_holders(holders: Iterable[Holder]) -> list[Advice]:
 
 def _from_holder(holder: Holder) -> Advice | None:
     """Turn a line of the leak report that gives something back into advice."""
-    if not holder.remedy or holder.kind == "together":
+    if not holder.remedy:
         return None
     subject = "kept loss" if "item()" in holder.remedy else "holder"
     return Advice(subject, holder.path, holder.keeps_bytes, holder.remedy, holder.note)
@@ -155,10 +156,13 @@ def _with_values(scene: Scene, holder: Holder) -> Advice | None:
     if not tensors or "item()" in holder.remedy:
         return None
     if any(how == "graph" for one in tensors for _node, how in scene.live.graph.links.get(id(one), ())):
+        nbytes = holder.keeps_bytes - scene.nbytes_of(tensors)
+        if nbytes < _MIN_BYTES:  # without their graphs they take as much: only letting go helps
+            return None
         return Advice(
             "no_grad",
             f"{holder.path} keeps graphs that no backward has used",
-            holder.keeps_bytes - scene.nbytes_of(tensors),
+            nbytes,
             f"{name} = {for_each(name, value, 'detach()')}",
             "or compute it under torch.no_grad()",
         )

@@ -1,6 +1,7 @@
 """What to change in the training code, in the bytes that one scan of the heap found."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from jupyter_gpumem.advised import Advice, Shortage
@@ -14,6 +15,7 @@ from jupyter_gpumem.sizes import format_bytes
 
 _WORTH_A_CHANGE = 0.02
 _FINDS = "that fits by itself with --search"
+_BY_HAND = "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
 _ROUNDING_BYTES = 2 * 1024**2  # of a large segment
 # of transformers, newer name first, and of timm
 _BUILT_IN = ("activation_checkpointing_enable", "gradient_checkpointing_enable", "set_grad_checkpointing")
@@ -23,16 +25,19 @@ def _smaller_batch(scene: Scene) -> Iterator[Advice]:
     samples, nbytes = scene.largest.batch()
     if samples < 2 or not nbytes or scene.is_evaluation:
         return
-    name, value = scene.batch_size(samples)
-    each = format_bytes(nbytes // value)
-    half = value // 2
+    half = samples // 2
+    steps = -(-samples // half)
     yield Advice(
         "gradient accumulation",
-        f"gradient accumulation: each of {value} samples takes {each} of activations",
-        nbytes - nbytes * half // value,
-        f"{name} = {half}",
-        f"(loss / {-(-value // half)}).backward(), and a step every {-(-value // half)} batches",
+        f"gradient accumulation: each of {samples} samples takes {format_bytes(nbytes // samples)} of activations",
+        nbytes - nbytes * half // samples,
+        _code_for_batch(scene.batch_name(samples), half),
+        f"(loss / {steps}).backward(), and a step every {steps} batches",
     )
+
+
+def _code_for_batch(name: str | None, samples: int) -> str:
+    return f"for part in batch.split({samples}): ..." if name is None else f"{name} = {samples}"
 
 
 def _autocast(scene: Scene) -> Iterator[Advice]:
@@ -61,71 +66,90 @@ def _checkpointing(scene: Scene) -> Iterator[Advice]:
     rows = find_blocks(scene.live, scene.torch, scene.modules)
     # a row inside a block of another row goes with that block
     outermost = [path for path in rows if not any(path.startswith(f"{other}[") for other in rows)]
+    by_code: dict[str, list[str]] = {}
     for path in outermost:
-        nbytes, largest = scene.largest.checkpointed_bytes(rows[path], held)
         root = path.split(".")[0].split("[")[0]
         built_in = next((name for name in _BUILT_IN if hasattr(type(scene.names.get(root)), name)), None)
-        by_hand = "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
+        # a method of the model's own is for all of its rows at once
+        by_code.setdefault(path if built_in is None else f"{root}.{built_in}()", []).append(path)
+    for code, paths in by_code.items():
+        found = {path: scene.largest.checkpointed_bytes(rows[path], held) for path in paths}
+        worth = [path for path in paths if found[path][0]]
+        if not worth:
+            continue
+        where = ", ".join(worth)
+        blocks = [block for path in worth for block in rows[path]]
+        in_a_row = [replace(block, number=number) for number, block in enumerate(blocks)]
+        kinds = " and ".join(sorted({block.kind for block in blocks}))
+        largest = max(found[path][1] for path in worth)
         yield Advice(
             "activation checkpointing",
-            f"checkpoint {path}: {len(rows[path])} x {rows[path][0].kind}, {format_bytes(largest)} of activations each",
-            nbytes,
-            by_hand if built_in is None else f"{root}.{built_in}()",
-            f"for each block of {path}, which is computed once more in backward",
+            f"checkpoint {where}: {len(blocks)} x {kinds}, {format_bytes(largest)} of activations each",
+            # what leaves one row enters the next: by themselves both keep it
+            max(sum(found[path][0] for path in worth), scene.largest.checkpointed_bytes(in_a_row, held)[0]),
+            _BY_HAND if code in rows else code,
+            f"for each block of {where}, which is computed once more in backward",
         )
 
 
 def _evaluation(scene: Scene) -> Iterator[Advice]:
     for name, module in scene.roots:
-        parameters = [id(tensor) for tensor in parameters_of(module)]
-        if plain_attribute(module, "training") is False and scene.activations.trains(parameters):
-            yield Advice(
-                "no_grad",
-                f"{name} is in evaluation mode, yet its activations are kept for backward",
-                scene.activations.nbytes,
-                f"with torch.no_grad(): output = {name}(batch)",
-            )
-
-
-def _gradients(scene: Scene) -> Iterator[Advice]:
-    optimizer = scene.name_of(scene.torch.optim.Optimizer)
-    owner = optimizer or next((name for name, _module in scene.roots), None)
-    # a step needs them
-    if owner is not None and not scene.in_step:
+        if plain_attribute(module, "training") is not False:
+            continue
+        graphs = scene.made_alike({id(tensor) for tensor in parameters_of(module)})
+        stays = scene.held_by_variables(with_graphs=True)
+        kept = {key: one.nbytes for graph in graphs for key, one in graph.saved().items() if key not in stays}
         yield Advice(
-            "gradients",
-            "gradients, made anew by the next backward",
-            scene.role_bytes("gradient"),
-            f"{owner}.zero_grad(set_to_none=True)",
+            "no_grad",
+            f"{name} is in evaluation mode, yet its activations are kept for backward",
+            sum(kept.values()),
+            f"with torch.no_grad(): output = {name}(batch)",
         )
 
 
-def _optimizer_state(scene: Scene) -> Iterator[Advice]:
-    name = scene.name_of(scene.torch.optim.Optimizer)
-    nbytes = scene.role_bytes("optimizer state")
-    if name is None or not nbytes:
+def _gradients(scene: Scene) -> Iterator[Advice]:
+    if scene.steps:  # a step needs them
         return
-    kind = type_name(scene.names[name])
+    owners = {name: parameters for name, (_optimizer, parameters) in scene.optimizers.items()}
+    owners |= {
+        name: [one for one in parameters_of(module) if id(one) not in scene.optimized] for name, module in scene.roots
+    }
+    told = set[int]()
+    for name, parameters in owners.items():
+        # those of the backward pass under way would be made again
+        own = [one for one in parameters if id(one) not in told and not (scene.in_backward and scene.in_graph([one]))]
+        told.update(map(id, own))
+        nbytes = scene.nbytes_of(scene.gradients_of(own))
+        code = f"{name}.zero_grad(set_to_none=True)"
+        yield Advice("gradients", "gradients, made anew by the next backward", nbytes, code)
+
+
+def _optimizer_state(scene: Scene) -> Iterator[Advice]:
+    for name, (optimizer, _parameters) in scene.optimizers.items():
+        state: Any = plain_attribute(optimizer, "state")
+        values = list(dict.values(state)) if issubclass(type(state), dict) else []
+        nbytes = scene.nbytes_of(one for kept in values for one in scene.tensors_in(kept))
+        if nbytes:
+            yield _about_state(scene, name, optimizer, nbytes)
+
+
+def _about_state(scene: Scene, name: str, optimizer: object, nbytes: int) -> Advice:
+    kind = type_name(optimizer)
     label = f"state of {name} ({kind})"
-    whole = max(_whole_state_bytes(scene, scene.names[name]), nbytes)
-    if scene.in_step and whole > nbytes:
+    in_step = id(optimizer) in scene.steps
+    whole = max(_whole_state_bytes(scene, optimizer), nbytes)
+    if in_step and whole > nbytes:
         label += f", made in its first step: {format_bytes(whole)} in all"
     moving = "{k: v.cpu() if torch.is_tensor(v) else v for k, v in s.items()}"
     smaller = f"bitsandbytes.optim.{kind}8bit keeps {format_bytes(whole // 4)}" if kind.startswith("Adam") else ""
-    if scene.in_step:
+    if in_step:
         # it is needed right now: only an optimizer that keeps less helps
         code = f"{name} = bitsandbytes.optim.{kind}8bit(...)" if smaller else f"{name} = torch.optim.SGD(...)"
         note = f"{smaller}; fused=True needs no room for results on the way" if smaller else ""
-        yield Advice("optimizer state", label, whole - whole // 4 if smaller else whole, code, note)
-        return
+        return Advice("optimizer state", label, whole - whole // 4 if smaller else whole, code, note)
     note = "while you do not train; load_state_dict(state_dict()) brings it back"
-    yield Advice(
-        "optimizer state",
-        label,
-        nbytes,
-        f"for s in {name}.state.values(): s.update({moving})",
-        f"{note}; {smaller}" if smaller else note,
-    )
+    code = f"for s in {name}.state.values(): s.update({moving})"
+    return Advice("optimizer state", label, nbytes, code, f"{note}; {smaller}" if smaller else note)
 
 
 def _whole_state_bytes(scene: Scene, optimizer: object) -> int:
@@ -137,17 +161,15 @@ def _whole_state_bytes(scene: Scene, optimizer: object) -> int:
     kept = {id(one): scene.nbytes_of(scene.tensors_in(values)) for one, values in dict.items(state)}
     own = {id(one): scene.nbytes_of([one]) for group in groups for one in group["params"]}
     ratio = max((kept[key] / nbytes for key, nbytes in own.items() if kept.get(key) and nbytes), default=0.0)
-    graded = (nbytes for key, nbytes in own.items() if _has_gradient(scene, key))
-    return round(ratio * sum(graded))
-
-
-def _has_gradient(scene: Scene, address: int) -> bool:
-    return any(how == "gradient" for _tensor, how in scene.live.graph.links.get(address, ()))
+    graded = [one for group in groups for one in group["params"] if scene.gradients_of([one])]
+    return round(ratio * sum(own[id(one)] for one in graded))
 
 
 def lighter_weights(scene: Scene) -> Iterator[Advice]:
     """Say what models that do not train would take in half precision."""
-    if scene.role_bytes("gradient") or scene.name_of(scene.torch.optim.Optimizer) or scene.activations.nbytes:
+    if scene.role_bytes("gradient") or scene.optimizers or scene.activations.nbytes:
+        return
+    if any(plain_attribute(module, "training") for module in scene.forwards):
         return
     dtype_of = type_namespace(scene.torch._C.TensorBase)["dtype"].__get__
     for name, module in scene.roots:
@@ -169,23 +191,24 @@ def what_to_change(scene: Scene) -> Iterator[Advice]:
 
 
 def fitting_batch(scene: Scene, shortage: Shortage) -> Iterator[Advice]:
-    """Estimate the batch that would have got past the request that failed, from the pass under way."""
-    under_way = scene.latest.nbytes
+    """Say which batch is certainly too large, where the request that failed belongs to the only pass there is."""
     samples, _growing = scene.latest.batch()
-    name, value = scene.batch_size(samples)
+    if not scene.in_forward or scene.has_other_passes or samples < 2:
+        return
+    under_way = scene.latest.nbytes
     # what torch still has cached lies in pieces of segments that are in use, and a new segment is rounded up
     needed, room = under_way + shortage.asked_bytes + _ROUNDING_BYTES, under_way + shortage.free_bytes
-    fitting = value * room // needed
-    if samples > 1 and 0 < fitting < value:
-        yield Advice(
-            "batch",
-            f"a batch of at most {fitting} would have got past this ({value} was asked)",
-            needed - room,
-            f"%%gpu_fit {name}" if name in scene.notebook else f"{name} = {fitting}",
-            f"as the first line of the cell: finds the largest {_FINDS}"
-            if name in scene.notebook
-            else f"%%gpu_fit and jupyter_gpumem.fit() find the largest {_FINDS}",
-        )
+    fitting = samples * room // needed
+    if not 0 < fitting < samples:
+        return
+    name = scene.batch_name(samples)
+    label = f"no batch over {fitting} would have got past this ({samples} was asked)"
+    if name in scene.notebook:
+        code, note = f"%%gpu_fit {name}", f"as the first line of the cell: finds the largest {_FINDS}"
+    else:
+        code = _code_for_batch(name, fitting)
+        note = f"%%gpu_fit and jupyter_gpumem.fit() find the largest {_FINDS}"
+    yield Advice("batch", label, needed - room, code, note)
 
 
 _SUBJECTS: tuple[Callable[[Scene], Iterator[Advice]], ...] = (

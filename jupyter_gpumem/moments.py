@@ -48,6 +48,11 @@ class OomMoment:
         return None if part is None else part.nbytes
 
     @property
+    def is_in_worker(self) -> bool:
+        """Tell whether a worker process of a ``DataLoader`` asked."""
+        return self.elsewhere is not None and not self.elsewhere.startswith("thread ")
+
+    @property
     def most_bytes(self) -> int | None:
         """What this process could take with nothing else on the device."""
         context = None if self.account is None else self.account.part("context")

@@ -13,6 +13,7 @@ from jupyter_gpumem.leak_report import find_leaks
 from jupyter_gpumem.moments import OomMoment, backward_node, look_around, read_moment
 from jupyter_gpumem.observer import observer
 from jupyter_gpumem.replaced import still_bound
+from jupyter_gpumem.surroundings import about_worker
 from jupyter_gpumem.where import running_spots, traceback_spots
 
 if TYPE_CHECKING:
@@ -137,6 +138,8 @@ def _report(
             changes = (*changes, Advice("replaced", old.label, old.nbytes, old.code, old.when))
     advice = () if leaks is None else advise_after(shell, leaks, moment.device, short, changes)
     simulated = current_probe().simulated()
+    if moment.is_in_worker:
+        advice = (about_worker(moment.asked_bytes or 0), *advice)
     return OomReport(record.number, failed, handled, moment, holders, advice, simulated)
 
 

@@ -1,7 +1,9 @@
 """What one scan of the heap found, by the names a user knows."""
 
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Sequence
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -11,9 +13,11 @@ from jupyter_gpumem.frames import local_variables
 from jupyter_gpumem.heap import is_exactly
 from jupyter_gpumem.passes import parameters_of, read_activations, read_tensors
 from jupyter_gpumem.tensors import Key, LiveTensors
-from jupyter_gpumem.where import Spot, calls_of, is_recording, module_names
+from jupyter_gpumem.where import Spot, calls_of, forwards_of, is_recording, module_names, owner_of
 
 _BATCH_NAME = re.compile(r"bs|b|n|batch|.*batch.*", re.IGNORECASE)
+_FUNCTIONAL = ("torch/nn/functional.py", "torch\\nn\\functional.py")
+_ENGINE = "_engine_run_backward"  # where torch waits for its engine
 
 
 class Scene:
@@ -41,8 +45,16 @@ class Scene:
             self.latest = self._held_by_calls(spots)
             if is_recording(spots, torch):
                 self.largest = self.latest
-        self.in_step = bool(calls_of(torch.optim.Optimizer, spots))
-        """Whether an optimizer's step is under way."""
+        self._all_passes = passes
+        self.steps = {id(owner_of(frame)) for frame in calls_of(torch.optim.Optimizer, spots)[:1]}
+        """The address of the optimizer whose step is under way."""
+        self.in_backward = any(frame.f_code.co_name == _ENGINE for frame, _line in spots)
+        """Whether a backward pass is under way."""
+        self.forwards = forwards_of(spots, torch)
+        """The networks whose forward pass is under way, outermost first."""
+        losses = (str(frame.f_code.co_filename).endswith(_FUNCTIONAL) for frame, _line in spots)
+        self._is_computing = bool(self.forwards) or any(losses)
+        self.at_failure = bool(spots)
         self.modules = module_names((names,))
         self.roots = [(name, value) for name, value in names.items() if self.modules.get(id(value)) == name]
 
@@ -65,22 +77,33 @@ class Scene:
             if facts.role == role and self.device in (None, index)
         )
 
-    def name_of(self, kind: type) -> str | None:
-        """Return the variable that is an instance of a class."""
-        found = (name for name, value in self.names.items() if issubclass(type(value), kind))
-        return next((name for name in found if not name.startswith("_")), None)
+    @cached_property
+    def optimizers(self) -> dict[str, tuple[Any, list[Any]]]:
+        """The optimizers by the code that names them, each once, with their parameters."""
+        found: dict[str, tuple[Any, list[Any]]] = {}
+        known = set[int]()
+        for name, value in self.names.items():
+            for code, one in _members(name, value):
+                if issubclass(type(one), self.torch.optim.Optimizer) and id(one) not in known and name[:1] != "_":
+                    known.add(id(one))
+                    groups: Any = plain_attribute(one, "param_groups")
+                    found[code] = (one, [own for group in groups or () for own in group["params"]])
+        return found
 
-    def whole_number(self, dividing: int) -> str | None:
-        """Return the variable that is, or divides, a number of samples, by the look of its name."""
-        numbers = {name: value for name, value in self.names.items() if type(value) is int and value > 1}
-        named = {name: value for name, value in numbers.items() if _BATCH_NAME.fullmatch(name)}
-        equal = (name for name, value in named.items() if value == dividing)
-        return next(equal, None) or next((name for name, value in named.items() if dividing % value == 0), None)
+    @cached_property
+    def optimized(self) -> frozenset[int]:
+        """The addresses of the parameters that an optimizer has."""
+        return frozenset(id(one) for _optimizer, own in self.optimizers.values() for one in own)
 
-    def batch_size(self, samples: int) -> tuple[str, int]:
-        """Return the variable that holds the batch size, with its value; a usual name where there is none."""
-        name = self.whole_number(samples)
-        return ("batch_size", samples) if name is None else (name, self.names[name])
+    def gradients_of(self, parameters: Iterable[Any]) -> list[Any]:
+        """Return the gradients that some parameters have."""
+        links = self.live.graph.links
+        return [grad for one in parameters for grad, how in links.get(id(one), ()) if how == "gradient"]
+
+    def batch_name(self, samples: int) -> str | None:
+        """Return the variable that is a number of samples, by the look of its name."""
+        numbers = (name for name, value in self.names.items() if type(value) is int and value == samples)
+        return next((name for name in numbers if _BATCH_NAME.fullmatch(name)), None)
 
     def tensors_in(self, value: object) -> list[Any]:
         """Return the tensors that a value is or directly contains."""
@@ -90,14 +113,44 @@ class Scene:
             items = tuple(value) if is_exactly(value, (list, tuple)) else (value,)  # type: ignore[arg-type]
         return [item for item in items if id(item) in self.live.graph.tensors]
 
-    def held_by_variables(self) -> set[Key]:
-        """Return the storages of tensors without a graph that variables hold, such as a batch of inputs."""
+    @property
+    def has_other_passes(self) -> bool:
+        """Whether graphs of several passes are kept."""
+        return len(self._all_passes) > 1
+
+    @property
+    def in_forward(self) -> bool:
+        """Whether a forward pass, or the loss after it, is under way: what is asked for grows with its batch."""
+        return not self.in_backward and not self.steps and self._is_computing
+
+    def in_graph(self, parameters: Iterable[Any]) -> bool:
+        """Tell whether a graph that is alive leads to one of some parameters."""
+        return not self._in_graphs.isdisjoint(map(id, parameters))
+
+    @cached_property
+    def _in_graphs(self) -> frozenset[int]:
+        return frozenset(node.parameter for node in self.activations.nodes if node.parameter is not None)
+
+    def made_alike(self, parameters: set[int]) -> list[Activations]:
+        """Return the graphs of some parameters, by address, that were made as the latest of them was.
+
+        A network in evaluation mode may also have graphs that were made before, when it was trained.
+        """
+        own = [one for one in self._all_passes if one.trains(parameters)]
+        steps = [Counter(node.kind for node in one.nodes) for one in own]
+        alike = steps[:1]
+        if self.at_failure and len(own) > 1 and steps[0] <= steps[1]:  # the latest is not complete
+            alike = steps[:2]
+        return [one for one, kinds in zip(own, steps, strict=True) if kinds in alike]
+
+    def held_by_variables(self, *, with_graphs: bool = False) -> set[Key]:
+        """Return the storages of tensors that variables hold, such as a batch of inputs; by default without graph."""
         links = self.live.graph.links
         return {
             key
             for value in self.names.values()
             for tensor in self.tensors_in(value)
-            if not any(how == "graph" for _node, how in links.get(id(tensor), ()))
+            if with_graphs or not any(how == "graph" for _node, how in links.get(id(tensor), ()))
             for key in self.live.keys_of(id(tensor))
         }
 
@@ -108,6 +161,15 @@ class Scene:
         return read_tensors(self.live, self.torch, tensors.values(), self.device)
 
     def nbytes_of(self, tensors: Iterable[Any]) -> int:
-        """Return the bytes of the storages of some tensors, each once."""
+        """Return the bytes on the device of the storages of some tensors, each once."""
         keys = {key for tensor in tensors for key in self.live.keys_of(id(tensor))}
-        return sum(self.live.storages[key].nbytes for key in keys)
+        return sum(self.live.storages[key].nbytes for key in keys if self.device in (None, key[0]))
+
+
+def _members(name: str, value: object) -> Iterator[tuple[str, object]]:
+    """Give a value, and what a list, tuple or dict directly contains, with the code that names it."""
+    yield name, value
+    if type(value) in (list, tuple):
+        yield from ((f"{name}[{number}]", one) for number, one in enumerate(value))  # type: ignore[arg-type,var-annotated]
+    elif type(value) is dict:
+        yield from ((f"{name}[{key!r}]", one) for key, one in value.items() if type(key) in (str, int))

@@ -16,11 +16,15 @@ _FRAGMENTED_PART = 0.1  # below this part of what is reserved it is ordinary
 _PAGE_BYTES = 20 * 1024**2
 
 
-def about_fragments(accounts: Iterable[Account]) -> Iterator[Advice]:
-    """Say what lies in pieces that only small requests can use."""
+def about_fragments(accounts: Iterable[Account], failed: Shortage | None = None) -> Iterator[Advice]:
+    """Say what lies in pieces that only small requests can use, always where a request failed for it."""
     lost = _lost_bytes()
     for account in accounts:
-        if lost.get(account.device, 0) > _FRAGMENTED_PART * (account.reserved_bytes or 0):
+        if failed is not None:
+            missing = failed.asked_bytes - failed.free_bytes
+            pieces = lost.get(account.device, 0)
+            lost[account.device] = pieces if pieces >= missing else failed.cached_bytes
+        if failed is not None or lost.get(account.device, 0) > _FRAGMENTED_PART * (account.reserved_bytes or 0):
             largest = format_bytes(account.largest_free_bytes)
             yield Advice(
                 "fragmentation",
@@ -61,10 +65,14 @@ def _lost_bytes() -> dict[int, int]:
 
 def _about_process(pid: int, name: str, nbytes: int) -> Advice:
     if pid in {child.pid for child in multiprocessing.active_children()}:
-        label = f"a worker process of this one holds memory: {name}"
-        note = "a data set should give CPU tensors: the batch goes to the GPU in the training loop"
-        return Advice("worker", label, nbytes, "DataLoader(..., num_workers=0)", note)
+        return about_worker(nbytes, f"a worker process of this one holds memory: {name}")
     return Advice("other process", f"another process: {name}", nbytes, f"!kill {pid}", "if it is yours and idle")
+
+
+def about_worker(nbytes: int, label: str = "a worker process asked for GPU memory") -> Advice:
+    """Say how a ``DataLoader`` does without GPU memory in its workers."""
+    note = "a data set should give CPU tensors: the batch goes to the GPU in the training loop"
+    return Advice("worker", label, nbytes, "DataLoader(..., num_workers=0)", note)
 
 
 def about_limit(shortage: Shortage) -> Iterator[Advice]:

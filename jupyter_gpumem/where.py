@@ -127,8 +127,14 @@ def variables_at(shell: "InteractiveShell | None", spots: Sequence[Spot]) -> dic
 def calls_of(kind: type, spots: Sequence[Spot]) -> list[FrameType]:
     """Return the frames from the outermost call of a method of some class inwards."""
     frames = [frame for frame, _line in spots]
-    start = (at for at, frame in enumerate(frames) if _may_be_method(frame) and _own(frame, kind) is not None)
+    start = (at for at, frame in enumerate(frames) if _may_be_method(frame) and owner_of(frame, kind) is not None)
     return frames[next(start, len(frames)) :]
+
+
+def forwards_of(spots: Sequence[Spot], torch: ModuleType) -> list[Any]:
+    """Return the networks that are being called, outermost first."""
+    calls = [frame for frame, _line in spots if frame.f_code.co_name == "_call_impl" and _may_be_method(frame)]
+    return [own for frame in calls if (own := owner_of(frame, torch.nn.Module)) is not None]
 
 
 def is_recording(spots: Sequence[Spot], torch: ModuleType) -> bool:
@@ -178,7 +184,7 @@ def _module_path(shell: "InteractiveShell | None", spots: Sequence[Spot], users:
     if torch is None:
         return None
     calls = [frame for frame, _line in spots if _may_be_method(frame)]
-    inner = [own for frame in calls if (own := _own(frame, torch.nn.Module)) is not None]
+    inner = [own for frame in calls if (own := owner_of(frame, torch.nn.Module)) is not None]
     if not inner:
         return None
     namespaces = [] if shell is None else [shell.user_ns]
@@ -188,7 +194,8 @@ def _module_path(shell: "InteractiveShell | None", spots: Sequence[Spot], users:
     return known[-1] if known else str(type.__dict__["__name__"].__get__(type(inner[-1])))
 
 
-def _own(frame: FrameType, kind: type) -> object | None:
+def owner_of(frame: FrameType, kind: type = object) -> object | None:
+    """Return the object whose method a frame runs, where it is of some class."""
     own = dict(local_variables(frame)).get("self")
     return own if issubclass(type(own), kind) else None
 

@@ -187,7 +187,10 @@ def test_a_checkpoint_and_a_copy_of_a_model(user: Shell) -> None:
     user.run(MODEL)
     user.run("import copy; best = copy.deepcopy(model); saved = copy.deepcopy(model.state_dict())")
     copies = {one.label: one for one in advise(user.ip) if one.subject == "duplicate"}
-    assert set(copies) == {"best: a model of the same shape as model", "saved: a checkpoint of model"}
+    assert set(copies) == {
+        "best: a second model of the same shape as model, trained by nothing",
+        "saved: a checkpoint of model",
+    }
     for one in copies.values():
         assert -growth(user, one.code) == close_to(one.nbytes)
     assert "duplicate" not in subjects(user)
@@ -269,3 +272,82 @@ def test_a_compiled_wrapper_is_no_copy_and_pinned_memory_is_ram(user: Shell) -> 
     pinned = find(user, "pinned memory")
     assert pinned.nbytes == close_to(16 * MIB)
     assert "none of it is on the GPU" in pinned.label
+
+
+PAIR = """import torch, gc
+def row(n=4): return torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(n)]).cuda()
+G, D = row(), row(2)
+og, optimizers = torch.optim.Adam(G.parameters()), [torch.optim.SGD(D.parameters(), momentum=0.9)]
+free = row(3)
+out = D(G(torch.zeros(4, 1024, device="cuda"))).mean() + free(torch.zeros(4, 1024, device="cuda")).mean()
+out.backward(); og.step(); optimizers[0].step(); del out
+"""
+
+
+def test_each_optimizer_has_its_own_state_and_gradients(user: Shell) -> None:
+    user.run(PAIR)
+    found = {one.code: one for one in advise(user.ip) if one.subject in ("gradients", "optimizer state")}
+    assert sum("state.values()" in code for code in found) == 2
+    assert {code for code in found if "zero_grad" in code} == {
+        f"{name}.zero_grad(set_to_none=True)" for name in ("og", "optimizers[0]", "free")
+    }
+    for code, one in found.items():
+        assert -growth(user, code) == close_to(one.nbytes)
+    assert not subjects(user) & {"gradients", "optimizer state"}
+
+
+def test_two_models_of_one_shape_that_are_both_trained_are_no_copies(user: Shell) -> None:
+    user.run(PAIR.replace("row(2)", "row()").replace("row(3)", "row()"))
+    assert "duplicate" not in subjects(user)
+    user.run("import copy; ema = copy.deepcopy(G).requires_grad_(False); ema.zero_grad()")
+    assert find(user, "duplicate").code == "ema.cpu()"
+
+
+def test_graphs_of_training_are_not_promised_to_an_evaluation(user: Shell) -> None:
+    user.run(MODEL + "\nlosses = sum(model(batch).square().mean() for _ in range(3)); model.eval()")
+    kept = growth(user, "result = model(batch)")
+    advice = next(one for one in advise(user.ip) if one.label.startswith("model is in evaluation mode"))
+    user.run("del result")
+    assert advice.nbytes == close_to(kept - growth(user, "with torch.no_grad():\n    result = model(batch)"))
+
+
+def test_results_that_take_as_much_without_their_graphs_are_to_be_let_go(user: Shell) -> None:
+    user.run("import torch; w = torch.ones(4 << 20, device='cuda', requires_grad=True); keep = []")
+    kept = growth(user, "for _ in range(4): keep.append((w * 2).exp())")
+    advice = next(one for one in advise(user.ip) if one.label.startswith("keep"))
+    assert advice.nbytes == close_to(kept)
+    assert advice.subject == "holder"
+
+
+def test_one_call_that_checkpoints_several_rows_is_one_line(user: Shell) -> None:
+    user.run(MULTI_STAGE)
+    advice, less = difference(user, "activation checkpointing", LOSS, "net.set_grad_checkpointing()")
+    assert advice.nbytes == close_to(less)
+    assert advice.code == "net.set_grad_checkpointing()"
+
+
+MULTI_STAGE = """import torch
+from torch.utils.checkpoint import checkpoint
+class Block(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+    def forward(self, x): return torch.relu(x + self.down(torch.relu(self.up(x))))
+class Net(torch.nn.Module):
+    by_parts = False
+    def __init__(self):
+        super().__init__()
+        for number in range(4):
+            setattr(self, f"layer{number}", torch.nn.Sequential(*[Block(64) for _ in range(3)]))
+        self.head = torch.nn.Linear(64, 8)
+    def set_grad_checkpointing(self): self.by_parts = True
+    def forward(self, x):
+        for number in range(4):
+            for block in getattr(self, f"layer{number}"):
+                x = checkpoint(block, x, use_reentrant=False) if self.by_parts else block(x)
+        return self.head(x)
+net = Net().cuda()
+batch = torch.ones(8192, 64, device="cuda")
+def loss_of(batch): return net(batch).square().mean()
+loss_of(batch)
+"""

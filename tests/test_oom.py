@@ -333,7 +333,7 @@ def test_the_batch_that_would_have_got_past_is_estimated(ready: Shell) -> None:
         "batch_size = 8\nforward()\nbatch_size = 512 << 10"
     )
     shown = ready.run("out = forward()")
-    found = re.search(r"a batch of at most (\d+) would have got past this \(524288 was asked\)", shown.text)
+    found = re.search(r"no batch over (\d+) would have got past this \(524288 was asked\)", shown.text)
     assert found is not None
     assert "→ %%gpu_fit batch_size" in shown.text
     failed_at = int(re.search(r"layers\[(\d+)\]", headline(shown))[1])
@@ -398,7 +398,7 @@ def test_the_report_of_a_cell_that_ends_in_a_later_failure_is_of_that_one(ready:
 def test_compiled_code_without_a_graph_is_judged_by_what_its_calls_hold(ready: Shell, before: str) -> None:
     ready.run(TRAIN + "batch_size = 524288; fast = torch.compile(net, backend='aot_eager')\ntrain(fast, 8)")
     shown = ready.run(before or "train(fast, batch_size)")
-    found = re.search(r"a batch of at most (\d+) would have got past this \(524288 was asked\)", shown.text)
+    found = re.search(r"no batch over (\d+) would have got past this \(524288 was asked\)", shown.text)
     assert found is not None
     assert 0.8 * 524288 < int(found[1]) < 524288
     assert any("gradient accumulation: each of 524288 samples takes" in line for line in advised(shown))
@@ -409,7 +409,7 @@ def test_a_batch_of_an_evaluation_without_a_graph_is_estimated(ready: Shell) -> 
     ready.run(TRAIN + "wide = torch.nn.Sequential(torch.nn.Linear(1024, 8192), torch.nn.Linear(8192, 8)).cuda()")
     ready.run("@torch.no_grad()\ndef evaluate(model, rows, bs):\n    return [model(inputs(bs)) for _ in range(rows)]")
     shown = ready.run("evaluate(wide, 1, 800 << 10)")
-    found = int(re.search(r"a batch of at most (\d+) would have got past this \(819200 was asked\)", shown.text)[1])
+    found = int(re.search(r"no batch over (\d+) would have got past this \(819200 was asked\)", shown.text)[1])
     assert f"→ bs = {found}\n" in shown.text
     assert "gradient accumulation" not in shown.text
     ready.run("%gpu_free")
@@ -431,8 +431,10 @@ def test_what_a_network_calls_its_batch_is_no_variable_to_change(ready: Shell) -
         TRAIN + "class Net(torch.nn.Module):\n    def forward(self, x):\n        b, n = x.shape\n        return net(x)"
     )
     shown = ready.run("Net()(inputs(524288)).sum().backward()")
-    assert "→ batch_size = 262144" in shown.text
-    assert re.search(r"→ batch_size = \d+\n +%%gpu_fit and jupyter_gpumem.fit\(\) find the largest", shown.text)
+    assert "→ for part in batch.split(262144): ..." in shown.text
+    assert re.search(
+        r"→ for part in batch.split\(\d+\): ...\n +%%gpu_fit and jupyter_gpumem.fit\(\) find the largest", shown.text
+    )
 
 
 def test_a_network_that_is_evaluated_gets_no_advice_for_training(ready: Shell) -> None:
@@ -465,3 +467,41 @@ def test_a_model_too_large_for_the_device_fits_in_half_precision_as_is_said(read
     assert "11.5 GiB   wide: 23.0 GiB of parameters in float32" in shown.text
     ready.run("wide.to(torch.bfloat16)")
     assert torch.cuda.memory_allocated() == before // 2
+
+
+def test_in_backward_neither_a_batch_nor_gradients_of_this_very_pass_are_advised(ready: Shell) -> None:
+    ready.run(
+        "wide = torch.nn.Sequential(*[torch.nn.Linear(16384, 16384, bias=False) for _ in range(15)]).cuda()\n"
+        "batch_size = 128\nopt = torch.optim.SGD(wide.parameters())\n"
+        "def train(): wide(torch.ones(batch_size, 16384, device='cuda')).sum().backward()"
+    )
+    shown = ready.run("train()")
+    assert shown.error == "OutOfMemoryError"
+    assert "in backward" in headline(shown)
+    assert "no batch over" not in shown.text
+    assert "made anew by the next backward" not in "\n".join(advised(shown)[:-1])
+
+
+def test_at_its_own_limit_a_process_is_not_told_to_end_another(ready: Shell) -> None:
+    simgpu.configure(other_processes=[(4242, 2 * GIB)])
+    torch.cuda.set_per_process_memory_fraction(0.25)
+    try:
+        shown = ready.run("take(7)")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        simgpu.configure(other_processes=[])
+    assert "→ %gpumem limit off" in shown.text
+    assert "!kill" not in shown.text
+
+
+def test_a_network_that_is_trained_is_not_advised_for_evaluation_only(ready: Shell) -> None:
+    ready.run("wide = torch.nn.Linear(16384, 16384).cuda(); x = torch.empty(1 << 17, 16384, device='cuda')")
+    shown = ready.run("rest = take(8)\nwith torch.no_grad(): wide(x)")
+    assert "in wide" in headline(shown)
+    assert "only evaluated" not in shown.text
+
+
+def test_nothing_that_fits_is_said_once(ready: Shell) -> None:
+    ready.run("batch_size = 64")
+    shown = ready.run("%%gpu_fit batch_size\ntake(99)")
+    assert "Ran out of memory" not in shown.text
