@@ -74,6 +74,8 @@ class CellRecord:
     seconds: float | None = None
     devices: tuple[DeviceChange, ...] = ()
     simulated: bool = False
+    out_of_memory: tuple[int, ...] = ()
+    """The devices on which an allocation failed, whoever caught the error."""
     sizes_read: int = 0
     """How many sizes came to depend on values that the simulated GPU does not compute."""
     lines: tuple[DeviceLines, ...] = ()
@@ -188,6 +190,7 @@ class _Open:
             scope = tracker.close(self._scope, cuda.awake_devices() if cuda else ())
             if cuda is not None:
                 record.devices = tuple(_gpu_change(cuda, scope, device) for device in scope.after)
+                record.out_of_memory = tuple(device for device in scope.after if scope.ran_out(device))
         if self._host is not None:
             after = self._host.end()
             if cuda is None:

@@ -175,7 +175,7 @@ def _mark(record: CellRecord, device: int) -> CellMark:
         record.name,
         record.status,
         None if change is None else change.peak_allocated_bytes,
-        record.status == "OutOfMemoryError",
+        record.status == "OutOfMemoryError" and device in record.out_of_memory,
     )
 
 

@@ -91,6 +91,10 @@ class Scope:
         """Tell whether any counter of the device changed within the scope."""
         return device in self._folds or self.before.get(device) != self._after[device]
 
+    def ran_out(self, device: int) -> bool:
+        """Tell whether an allocation on the device failed within the scope."""
+        return bool(self._after[device]["num_ooms"] > self.before.get(device, {}).get("num_ooms", 0))
+
     def counters(self, device: int) -> Counters:
         """Return the counters at the end, every ``peak`` being the peak within the scope."""
         if device not in self._merged:

@@ -110,6 +110,19 @@ def test_the_cells_are_marked_with_the_peak_of_the_device_asked_for(monitor: Mon
     assert monitor._cells(0, start)[0].peak_bytes is None
 
 
+def test_an_out_of_memory_is_marked_on_the_device_that_ran_out(monitor: Monitor, shell: Shell) -> None:
+    recorder = monitor.recorder
+    events = {"pre_run_cell": recorder.pre_run_cell, "post_run_cell": recorder.post_run_cell}
+    for event, callback in events.items():
+        shell.ip.events.register(event, callback)
+    shell.run("import torch; x = torch.empty(9, device='cuda:1'); torch.empty(1 << 40, device='cuda:0')")
+    for event, callback in events.items():
+        shell.ip.events.unregister(event, callback)
+    start = recorder.records[0].started
+    assert recorder.records[0].status == "OutOfMemoryError"
+    assert [monitor._cells(device, start)[0].out_of_memory for device in range(3)] == [True, False, False]
+
+
 def test_neighbours_are_asked_for_every_few_seconds_and_named_once(
     monitor: Monitor, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
