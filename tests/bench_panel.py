@@ -66,23 +66,28 @@ def _processor_row(kernel: Kernel) -> Row:
 
 
 def _bytes_row(kernel: Kernel) -> Row:
-    """Count the bytes of every widget message of a tick, its headers included."""
-    ticks: list[int] = []
+    """Count the bytes of all widget messages of a tick, their headers included."""
+    ticks: dict[int, int] = {}
+    messages = 0
 
     def take(message: dict[str, Any]) -> None:
         if message["msg_type"] == "comm_msg":
+            nonlocal messages
+            messages += 1
             parts = (message[part] for part in ("header", "parent_header", "metadata", "content"))
-            ticks.append(sum(len(json.dumps(part, default=str, ensure_ascii=False).encode()) for part in parts))
+            nbytes = sum(len(json.dumps(part, default=str, ensure_ascii=False).encode()) for part in parts)
+            # the messages of a tick leave within milliseconds, ticks are half a second apart
+            tick = round(message["header"]["date"].timestamp() * 4)
+            ticks[tick] = ticks.get(tick, 0) + nbytes
 
     for cell in range(30):
         kernel.run(f"more_{cell} = torch.empty({cell} << 20, dtype=torch.uint8, device='cuda')  # {'text ' * 20}")
     kernel.client.execute_interactive(_CHANGING, output_hook=take, timeout=60)
-    # one message a tick but for the first, which also says that a cell is running
-    largest = max(ticks[2:])
+    largest = max(ticks.values())
     return Row(
         "panel, largest tick with its headers",
         f"{largest:,} B",
-        f"{len(ticks)} messages",
+        f"{messages} messages",
         None,
         "<= 3 KB",
         largest <= 3072,

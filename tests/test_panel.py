@@ -1,3 +1,4 @@
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -13,11 +14,13 @@ from jupyter_gpumem import nvml
 from jupyter_gpumem.cells import CellRecord
 from jupyter_gpumem.errors import GpuMemError
 from jupyter_gpumem.holders import DeviceLeaks, Holder, LeakReport, Release
-from jupyter_gpumem.monitor import Monitor
+from jupyter_gpumem.monitor import Monitor, Use
 from jupyter_gpumem.panel import Panel, actions
+from jupyter_gpumem.parts import Neighbour
 from jupyter_gpumem.processes import ProcessName
 from jupyter_gpumem.readings import DeviceSnapshot
 from jupyter_gpumem.release import Change, FreeReport, FreeStep
+from jupyter_gpumem.render.wire import wire_bytes
 from jupyter_gpumem.subshell import let_clicks_use_the_subshell
 
 MIB = 1024**2
@@ -189,6 +192,7 @@ def test_a_limit_is_drawn_and_said_beside_the_lines(setup: Setup, monkeypatch: p
     assert "limit" not in setup.html
     monkeypatch.setattr(Monitor, "limit", lambda _self, _device: 18 * GIB)
     setup.tick()
+    setup.tick()
     assert "</svg>limit 18.0 GiB</span>" in setup.html
     assert "<path class=gm-l " in setup.html
 
@@ -222,6 +226,33 @@ def test_eight_busy_devices_fit_the_same_budget(setup: Setup) -> None:
         for device in range(8):
             setup.probe.put((step * 7919 + device) % 23 * GIB, 23 * GIB, device, used=23 * GIB)
         assert content_bytes(setup.tick()) <= 2600
+
+
+def test_no_tick_sends_more_than_three_kilobytes_whatever_the_texts(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    envelope = 772
+    names = [ProcessName(pid, 'python "' + "显存" * 900, None, None) for pid in range(20)]
+    monkeypatch.setattr("jupyter_gpumem.monitor.Monitor._name", lambda *_: None)
+    uses = [Use(0, GIB, tuple(Neighbour(name, GIB) for name in names[:count])) for count in (2, 9, 20)]
+    for device in range(8):
+        setup.probe.put(GIB, device=device)
+    setup.look()
+    setup.tick()
+    for turn in range(60):
+        setup.recorder.records.append(record(turn, setup.now[0] - 0.4, setup.now[0], '# 训练循环的注释 "\\' * 90))
+        setup.recorder.current = record(turn, setup.now[0], None, f'# {turn} 训练循环的注释 "\\' * 90)
+        monkeypatch.setattr(setup.panel._monitor, "use", lambda *_, turn=turn: uses[turn // 7 % 3])
+        setup.probe.put((turn % 5 + 1) * GIB, device=turn % 8)
+        sent = setup.tick(2.0)
+        nbytes = sum(wire_bytes(str(message["state"].get("value", ""))) + envelope for message in sent)
+        assert sent
+        assert nbytes <= 3072
+    setup.recorder.current = None
+    setup.tick()
+    setup.tick()
+    assert "running:" not in setup.html
+    assert re.search(r">1[0-9] more</span>", setup.html)
 
 
 def test_pause_stops_drawing_and_resume_shows_what_was_missed(setup: Setup) -> None:
@@ -343,6 +374,18 @@ def test_a_running_cell_is_named_and_its_text_is_escaped(setup: Setup) -> None:
     setup.recorder.current = None
     setup.tick()
     assert "running:" not in setup.html
+
+
+def test_a_cell_that_has_ended_is_named_no_more_while_cuda_is_not_started(setup: Setup) -> None:
+    setup.probe.snapshots.clear()
+    setup.look()
+    setup.recorder.current = record(4, 999.0, None, "time.sleep(9)")
+    setup.tick()
+    assert "running: time.sleep(9)" in setup.html
+    setup.recorder.current = None
+    setup.tick()
+    assert "running:" not in setup.html
+    assert setup.tick() == []
 
 
 def test_in_host_mode_the_chart_stands_still_for_a_few_bytes(setup: Setup) -> None:
@@ -537,7 +580,7 @@ def test_only_what_a_program_can_release_has_a_button(looked: Callable[..., Setu
 
 
 def press(setup: Setup, row: int) -> None:
-    setup.panel._actions._holders.rows[row].children[1].click()
+    setup.panel._actions._holders.rows[row].children[1].set_state({"value": True})
 
 
 def test_release_acts_on_its_row_and_looks_again(looked: Callable[..., Setup], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -576,6 +619,21 @@ def test_what_is_in_use_is_released_only_after_a_question(
     assert released == ["model"]
 
 
+def test_release_looks_queued_until_it_is_answered(
+    looked: Callable[..., Setup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jupyter_gpumem.release.release_holder", lambda *_: free_report(MIB))
+    setup = looked(leak_report(holder("a", MIB)))
+    button = setup.panel._actions._holders.rows[0].children[1]
+    thread = threading.Thread(target=lambda: button.set_state({"value": True}))
+    thread.start()
+    thread.join()
+    assert (button.value, "gm-queue" in button._dom_classes, len(setup.loop)) == (True, True, 1)
+    setup.loop.pop()()
+    assert "1.00 MiB given back to the device" in setup.html
+    assert button.value is False
+
+
 def test_beside_a_running_cell_no_row_is_released(
     looked: Callable[..., Setup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -584,7 +642,7 @@ def test_beside_a_running_cell_no_row_is_released(
     setup.recorder.current = record(1, 0.0, None)
     press(setup, 0)
     assert "names are left alone" in setup.html
-    assert not setup.panel._actions._holders.rows[0].children[1].disabled
+    assert not setup.panel._actions._holders.rows[0].children[1].value
 
 
 def test_closing_leaves_no_widget_no_thread_and_no_listener(setup: Setup) -> None:

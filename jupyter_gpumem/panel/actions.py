@@ -180,10 +180,8 @@ class Actions:
         self._holders.show(report)
         return report
 
-    def _release(self, holder: "Holder") -> None:
+    def _release(self, button: w.ToggleButton, holder: "Holder") -> None:
         """Release one holder, then look again."""
-        if self._handed_over(lambda: self._release(holder)):
-            return
 
         def act() -> Sequence[str]:
             from jupyter_gpumem import release
@@ -194,7 +192,7 @@ class Actions:
             self._look()
             return words
 
-        self._answer(holder.path, act)
+        self._clicked(button, act)
 
     def _cell_ended(self, record: "CellRecord", _result: Any) -> None:
         """Do what waited, once IPython is done with the cell."""

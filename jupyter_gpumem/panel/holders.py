@@ -21,7 +21,9 @@ _TOO_LATE_SECONDS = 10.0
 class Holders:
     """The rows of the last leak report; empty until it is asked for."""
 
-    def __init__(self, release: "Callable[[Holder], None]", *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, release: "Callable[[w.ToggleButton, Holder], None]", *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._release = release
         self._clock = clock
         self._rows = w.VBox()
@@ -56,25 +58,24 @@ class Holders:
         row.add_class("gm-row")
         return row
 
-    def _button(self, holder: "Holder") -> w.Button:
+    def _button(self, holder: "Holder") -> w.ToggleButton:
         # the name a screen reader reads has to tell one row's button from another's
-        button = w.Button(description="Release", tooltip=f"Release {holder.path}: {holder.remedy}")
+        button = w.ToggleButton(description="Release", tooltip=f"Release {holder.path}: {holder.remedy}")
+        button.add_class("gm-queue")
         button.add_class("gm-small")
         asked = [float("-inf")]
         must_ask = holder.section == "in use"
 
-        def clicked(_button: w.Button) -> None:
+        def pressed(_change: object) -> None:
             waited = self._clock() - asked[0]
-            if not must_ask or _TOO_SOON_SECONDS < waited < _TOO_LATE_SECONDS:
-                button.disabled = True
-                try:
-                    self._release(holder)
-                finally:
-                    button.disabled = False
-            elif waited >= _TOO_LATE_SECONDS:
+            if not button.value or not must_ask or _TOO_SOON_SECONDS < waited < _TOO_LATE_SECONDS:
+                self._release(button, holder)
+                return
+            if waited >= _TOO_LATE_SECONDS:
                 asked[0] = self._clock()
                 button.description = "In use: really?"
+            button.value = False
 
-        button.on_click(clicked)
+        button.observe(pressed, "value")
         let_clicks_use_the_subshell(button)
         return button

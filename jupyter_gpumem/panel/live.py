@@ -10,6 +10,7 @@ from jupyter_gpumem.panel.actions import Actions
 from jupyter_gpumem.panel.closing import close_all
 from jupyter_gpumem.render import panel as draw
 from jupyter_gpumem.render.chart import render_chart
+from jupyter_gpumem.render.wire import wire_bytes
 from jupyter_gpumem.sampler import Sampler
 from jupyter_gpumem.sizes import format_bytes
 from jupyter_gpumem.subshell import let_clicks_use_the_subshell
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 _WINDOWS = (("1 minute", 60.0), ("5 minutes", 300.0), ("15 minutes", 900.0), ("1 hour", 3600.0))
 _MOST_DRAWS = 600  # of one window's length: a pixel of time or two
 _NOT_STARTED_SECONDS = 5.0  # between two questions to NVML while CUDA is not started
-_TICK_BYTES = 2300
-"""What one tick may send; with the envelope of the message that stays under 3 KB."""
+_TICK_BYTES = 3072
+_ENVELOPE_BYTES = 772  # of each message: its headers, and the names of what it changes
 
 
 class PanelOptions(Protocol):
@@ -57,6 +58,8 @@ class Panel:
         self._drawn_device: int | None = None
         self._drawn: object = None
         self._shown = self._inline = self._seen_in_sidebar = self._new_choice = False
+        self._whole = self._figures_wait = False
+        self._left: set[w.Widget] = set()
         self._chart, self._chart_seen, self._chart_time = "", (-1, 0.0), 0.0
         self._places: list[w.Widget] = []
         self._open_places: set[w.Widget] = set()
@@ -133,6 +136,7 @@ class Panel:
         """Draw only while somebody looks; samples are taken from the first time on, so the chart has no gap."""
         shown = (self._inline and bool(self._open_places)) or self._seen_in_sidebar
         if shown and not self._shown:
+            self._whole = True
             self._sampler.start()
             self._poke()
         self._shown = shown
@@ -155,7 +159,7 @@ class Panel:
 
     def _choice_made(self) -> None:
         """Draw once, also while paused: the picture is of what was chosen."""
-        self._new_choice = True
+        self._new_choice = self._whole = True
         self._poke()
 
     def _paused(self, change: dict[str, Any]) -> None:
@@ -171,7 +175,8 @@ class Panel:
             return
         self._new_choice = False
         if not reading.snapshots:
-            state: object = self._monitor.clock() // _NOT_STARTED_SECONDS
+            running = self._recorder.current
+            state: object = (self._monitor.clock() // _NOT_STARTED_SECONDS, running and running.started)
             if state != self._drawn:
                 self._draw_not_started(reading)
                 self._drawn = state
@@ -198,21 +203,47 @@ class Panel:
         )
 
     def _draw(self, reading: Reading, device: int) -> bool:
-        """Write every widget; return whether the chart is as new as the figures."""
+        """Write what one tick may send; return whether all of it is as new as the reading."""
         snapshot = reading.snapshots[device]
         self._drawn_device = device
         use = self._monitor.use(device, snapshot)
         parts = draw.live_parts(reading.kind, snapshot, use)
         self._offer_devices(reading, device)
-        self._head.value = draw.render_head(reading, device)
-        self._names.value = draw.render_names(parts)
-        self._lines.value = draw.render_lines(reading.kind, self._monitor.limit(device))
+        texts = {
+            self._busy: draw.render_busy(self._recorder.current),
+            self._head: draw.render_head(reading, device),
+            self._names: draw.render_names(parts),
+            self._lines: draw.render_lines(reading.kind, self._monitor.limit(device)),
+            self._neighbours: draw.render_neighbours(use.neighbours),
+        }
+        if self._write(texts):
+            return False
         figures = draw.render_figures(parts) + draw.render_devices(reading, device)
-        fresh = self._draw_chart(device, snapshot.total_bytes, _TICK_BYTES - len(figures.encode()))
+        room = _TICK_BYTES - _ENVELOPE_BYTES - wire_bytes(figures)
+        fresh = self._draw_chart(device, snapshot.total_bytes, room)
         self._live.value = figures + self._chart
-        self._neighbours.value = draw.render_neighbours(use.neighbours)
-        self._busy.value = draw.render_busy(self._recorder.current)
-        return fresh
+        return fresh and all(widget.value == text for widget, text in texts.items())
+
+    def _write(self, texts: dict[w.HTML, str]) -> bool:
+        """Write the texts that changed, as many as one tick may send; return whether the figures have to wait.
+
+        They wait for one tick at a time, or short cells one after the other would keep them from being drawn.
+        """
+        changed = [(widget, text) for widget, text in texts.items() if widget.value != text]
+        # what found no room the last time goes first
+        changed.sort(key=lambda pair: pair[0] not in self._left)
+        # what was just opened or chosen comes whole
+        whole, self._whole = self._whole, False
+        self._figures_wait = bool(changed) and not self._figures_wait and not whole
+        if self._figures_wait or whole:
+            room = _TICK_BYTES
+            self._left = {widget for widget, _text in changed}
+            for widget, text in changed:
+                room -= _ENVELOPE_BYTES + wire_bytes(text)
+                if room >= 0 or whole:
+                    widget.value = text
+                    self._left.discard(widget)
+        return self._figures_wait
 
     def _draw_chart(self, device: int, total_bytes: int | None, max_bytes: int) -> bool:
         """Draw the chart, unless the last one differs by less than a line's width of time."""
@@ -230,7 +261,8 @@ class Panel:
             if told is not None:
                 devices[f"GPU {device}"] = f"{told.name or ''} {format_bytes(told.total_bytes)}".strip()
         self._head.value = draw.render_not_started(devices, simulated=reading.simulated)
-        self._names.value = self._live.value = self._lines.value = ""
+        self._names.value = self._live.value = self._lines.value = self._neighbours.value = ""
+        self._busy.value = draw.render_busy(self._recorder.current)
 
     def _offer_devices(self, reading: Reading, device: int) -> None:
         options = [(reading.names[index][0], index) for index in reading.snapshots]

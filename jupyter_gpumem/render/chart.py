@@ -4,6 +4,7 @@ import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from jupyter_gpumem.render.wire import clip, wire_bytes
 from jupyter_gpumem.sampler import Sample
 from jupyter_gpumem.sizes import format_bytes
 
@@ -66,7 +67,7 @@ def render_chart(chart: Chart, max_bytes: int = 2200) -> str:
         middle = (low + high) // 2
         together, cells, characters = _DETAIL[middle]
         drawn = _draw(chart, [_merge(line, together) for line in lines], cells, characters)
-        if len(drawn.encode()) <= max_bytes:
+        if wire_bytes(drawn) <= max_bytes:
             fitting, high = drawn, middle - 1
         else:
             low = middle + 1
@@ -243,13 +244,13 @@ def _title(group: Sequence[CellMark], lines: int, characters: int) -> str:
         first, last = numbers[0] if numbers else "", numbers[-1] if numbers else ""
         which = f"Cells {first} to {last}" if first != last else f"Cell {first}".strip()
         told.insert(0, which + _peak_text(max((cell.peak_bytes or 0) for cell in gathered)))
-    return html.escape("\n".join(told))
+    return "\n".join(told)
 
 
 def _cell_text(cell: CellMark, characters: int) -> str:
-    line = cell.first_line if len(cell.first_line) <= characters else cell.first_line[: characters - 1] + "…"
+    line = clip(cell.first_line, characters)
     name = "Cell" if cell.number is None else f"Cell {cell.number}"
-    failed = "" if cell.status == "ok" else f" — {cell.status}"
+    failed = "" if cell.status == "ok" else f" — {clip(cell.status, 40)}"
     running = " (running)" if cell.ended is None else ""
     return f"{name}{running}: {line}{_peak_text(cell.peak_bytes)}{failed}"
 

@@ -13,9 +13,12 @@ from jupyter_gpumem.parts import Account, Neighbour
 from jupyter_gpumem.readings import DeviceSnapshot
 from jupyter_gpumem.render.account import describe_part
 from jupyter_gpumem.render.layout import exact, shorten
+from jupyter_gpumem.render.wire import clip, wire_bytes
 from jupyter_gpumem.sizes import format_bytes
 
 _PATH_CHARACTERS = 160
+_TITLE_BYTES = 200
+_NEIGHBOURS_BYTES = 2000
 _SIMULATED = '<span class=gm-badge title="Memory behaves as on a device; computed values are not real">simulated</span>'
 
 
@@ -169,26 +172,29 @@ def render_neighbours(neighbours: Sequence[Neighbour] | None) -> str:
     """List who else is on the device; nothing where nobody is, a sentence where it cannot be seen."""
     if neighbours is None:
         return ""
-    rows = "".join(
-        f'<div><b title="{exact(one.used_bytes)}">{format_bytes(one.used_bytes)}</b>'
-        f"<span>{_neighbour(one)}</span></div>"
-        for one in neighbours[:10]
-    )
-    more = f"<div><b></b><span class=gm-quiet>{len(neighbours) - 10} more</span></div>" if len(neighbours) > 10 else ""
-    return f"<h3>Also on this device</h3><div class=gm-others>{rows}{more}</div>" if rows else ""
+    rows: list[str] = []
+    for one in neighbours[:10]:
+        size = f'<b title="{exact(one.used_bytes)}">{format_bytes(one.used_bytes)}</b>'
+        rows.append(f"<div>{size}<span>{_neighbour(one)}</span></div>")
+        if wire_bytes("".join(rows)) > _NEIGHBOURS_BYTES:
+            rows.pop()
+            break
+    left = len(neighbours) - len(rows)
+    more = f"<div><b></b><span class=gm-quiet>{left} more</span></div>" if left else ""
+    return f"<h3>Also on this device</h3><div class=gm-others>{''.join(rows)}{more}</div>" if rows else ""
 
 
 def _neighbour(one: Neighbour) -> str:
     name = one.name
-    command = shorten(name.command, 90) if name.command else "not visible from here"
-    title = html.escape(name.command or "")
+    command = clip(name.command, 90) if name.command else "not visible from here"
+    title = clip(name.command or "", _TITLE_BYTES)
     if name.notebook is not None:
         return (
-            f'kernel of <strong title="{html.escape(name.notebook)}">'
-            f"{html.escape(shorten(PurePath(name.notebook).name, _PATH_CHARACTERS))}</strong> "
+            f'kernel of <strong title="{clip(name.notebook, _TITLE_BYTES)}">'
+            f"{clip(PurePath(name.notebook).name, _TITLE_BYTES)}</strong> "
             f'<span class=gm-quiet title="{title}">pid {name.pid}</span>'
         )
-    return f'<code title="{title}">{html.escape(command)}</code> <span class=gm-quiet>pid {name.pid}</span>'
+    return f'<code title="{title}">{command}</code> <span class=gm-quiet>pid {name.pid}</span>'
 
 
 def render_result(words: Sequence[str]) -> str:
@@ -202,7 +208,7 @@ def render_busy(record: CellRecord | None) -> str:
     """Say that a cell is running, and what a click does meanwhile."""
     if record is None:
         return ""
-    line = html.escape(shorten(record.name, 60))
+    line = clip(record.name, 100)
     return (
         f'<div class=gm-busy title="Free memory frees what is safe now, the rest after the cell">running: {line}</div>'
     )
