@@ -63,7 +63,10 @@ def _seen(shell: "InteractiveShell | None", release: Release) -> Iterator[tuple[
 
 def _seen_by_code(code: str, namespace: dict[str, Any]) -> Iterator[tuple[str, int]]:
     """Stamp every variable, attribute and item that the code of a remedy names."""
-    nodes = list(ast.walk(ast.parse(code)))
+    try:
+        nodes = list(ast.walk(ast.parse(code)))
+    except SyntaxError:
+        return  # it says so itself when it is run
     loops = [node.target for node in nodes if isinstance(node, ast.comprehension | ast.For)]
     own = {name.id for target in loops for name in ast.walk(target) if isinstance(name, ast.Name)}
     for node in nodes:

@@ -521,6 +521,12 @@ def test_an_attribute_replaced_since_the_report_is_not_released(gpu: Shell) -> N
     assert gpu.ns["box"].kept is not None
 
 
+def test_code_that_cannot_be_read_is_refused_by_python(gpu: Shell) -> None:
+    (holder,) = stamp_holders(gpu.ip, [make_holder("x", Release("code", code="del ("))])
+    with pytest.raises(GpuMemError, match="SyntaxError"):
+        release_holder(gpu.ip, holder)
+
+
 def test_a_list_that_grew_since_the_report_is_released(gpu: Shell) -> None:
     gpu.run("x = [T(4), T(4)]")
     holder = find_leaks(gpu.ip).holders[0]
