@@ -174,7 +174,7 @@ class Describer:
             deletion=place.deletion,
             is_assignable=place.is_assignable and end == share.node,
             finalizer=self._finalizer(share),
-            context=self._trails.code_of(holder.group[1]) if holder.kind == "context" else None,
+            handle=self._trails.handle(holder),
         )
 
     def _finalizer(self, share: Share) -> str | None:

@@ -11,6 +11,7 @@ Kind = Literal[
     "handling",
     "debugger",
     "frame",
+    "task",
     "module",
     "class",
     "ipython",

@@ -18,7 +18,8 @@ class Situation:
     user's variable it begins at; ``whole`` tells that the variable itself is what is let go. ``failed`` is an
     error whose traceback alone keeps it all. ``deletion`` removes the reference ``cut`` ends with, and
     ``is_assignable`` tells whether what is shown can be set to something else. ``finalizer`` is the path to a
-    ``weakref.finalize`` that keeps it, empty where it has none; ``context`` the one to a context variable.
+    ``weakref.finalize`` that keeps it, empty where it has none; ``handle`` the one to a context variable or what
+    cancels a task.
     """
 
     kind: str
@@ -45,7 +46,7 @@ class Situation:
     deletion: str | None = None
     is_assignable: bool = False
     finalizer: str | None = None
-    context: str | None = None
+    handle: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +120,15 @@ def _frame(situation: Situation) -> Remedy:
 
 
 def _context(situation: Situation) -> Remedy:
-    if situation.context is None:
+    if situation.handle is None:
         return Remedy("", (), "set the context variable to None where it was set")
-    return _with_imports(f"{situation.context}.set(None);", "a context variable keeps its value in this context")
+    return _with_imports(f"{situation.handle}.set(None);", "a context variable keeps its value in this context")
+
+
+def _task(situation: Situation) -> Remedy:
+    if situation.handle is None:
+        return Remedy("", (), "let it end, or cancel it")
+    return _with_imports(situation.handle, "or let it end; a cancelled task keeps its frame while something has it")
 
 
 def _with_imports(code: str, note: str = "") -> Remedy:
@@ -130,8 +137,9 @@ def _with_imports(code: str, note: str = "") -> Remedy:
     It ends in a semicolon where the call returns what it lets go: the output cache would keep that.
     """
     release = (Release("code", code=code),)
-    if "__import__('sys')" in code:
-        code = "import sys; " + code.replace("__import__('sys')", "sys")
+    for module in ("sys", "asyncio"):
+        if f"__import__('{module}')" in code:
+            code = f"import {module}; " + code.replace(f"__import__('{module}')", module)
     return Remedy(code, release, note)
 
 
@@ -147,6 +155,7 @@ _SPECIAL = {
     "handling": _handling,
     "frame": _frame,
     "context": _context,
+    "task": _task,
     "unknown": _unknown,
 }
 

@@ -1,20 +1,31 @@
 """Where a notebook keeps references: its variables, IPython's copies, the last error, modules, running code."""
 
+import asyncio
 import gc
 import re
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpumem.frames import local_variables, running_frames
+from jupyter_gpumem.frames import Suspended, local_variables, running_frames
 from jupyter_gpumem.heap import module_namespace, type_namespace
 from jupyter_gpumem.holders import Kind
+from jupyter_gpumem.loops import (
+    Waiting,
+    call_lists,
+    current_contexts,
+    event_loops,
+    tables_of,
+    waiting_calls,
+    waiting_tasks,
+)
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -66,7 +77,10 @@ class Roots:
         if shell is not None:
             self._add_shell(shell)
         self._add_modules()
-        self._add_context()
+        for context in current_contexts(shell):
+            self._add_context(context)
+        for loop in event_loops(shell):
+            self._add_loop(loop)
 
     def user_namespace(self) -> dict[str, Any]:
         """Return the namespace the user's code runs in."""
@@ -120,7 +134,7 @@ class Roots:
         self.stops[id(attributes)] = attributes
 
     def _add_shell(self, shell: "InteractiveShell") -> None:
-        self._add_namespace(shell.user_ns, self._variable)
+        self._add_namespace(shell.user_ns, partial(_variable, shell))
         self._add_namespace(shell.user_ns_hidden, _hidden)
         self._add_namespace(shell.user_ns.get("_oh", {}), _output)
         self._add_namespace(shell.history_manager.output_hist if shell.history_manager else {}, _output)
@@ -130,14 +144,25 @@ class Roots:
             self._add_object(shell.last_execution_result, _of_last_result)
         self._add_object(shell, _of_shell)
 
-    def _add_context(self) -> None:
-        """End at the context variables of this thread; their values lie in a tree of tables in C."""
-        context = copy_context()
-        tables = gc.get_referents(context)
-        for table in tables:
-            tables += [child for child in gc.get_referents(table) if type(child).__name__.startswith("hamt_")]
+    def _add_context(self, context: Context) -> None:
+        """End at the context variables of running code; their values lie in a tree of tables in C."""
+        for table in tables_of(context):
             self._add(table, tuple, _context_variable)
         self._add(context, lambda: list(context.items()), _context_variable, always=True)
+
+    def _add_loop(self, loop: Any) -> None:
+        """End at what an event loop will go on with: all of a kernel hangs on its loop."""
+        self._add_object(loop, _of_loop)
+        for container in call_lists(loop):
+            self._add(container, tuple, _of_loop)
+        variables = self.user_namespace()
+        for call in waiting_calls(loop, variables):
+            self._add(call.item, partial(_kept_by, call.item), partial(_waiting, call))
+        running = asyncio.current_task(loop) if asyncio._get_running_loop() is loop else None
+        for task in waiting_tasks(loop, variables):
+            # the frames of the one that runs are looked at as frames
+            items = tuple if task.item is running else partial(_kept_by, task.item)
+            self._add(task.item, items, partial(_waiting, task))
 
     def _add_modules(self) -> None:
         for name, module in list(sys.modules.items()):
@@ -148,7 +173,7 @@ class Roots:
         if module == "sys":
             return _of_sys
         if module == "__main__" and self._shell is None:
-            return self._variable
+            return partial(_variable, None)
 
         def describe(name: object, value: object) -> Slot:
             text = f"{module}.{name}" if type(name) is str else f"{module}.…"
@@ -156,19 +181,6 @@ class Roots:
             return Slot(value, ("module", module, name), "module", text, code)
 
         return describe
-
-    def _variable(self, name: object, value: object) -> Slot:
-        text = name if type(name) is str else "…"
-        if self._shell is not None and _OUTPUT_NAME.fullmatch(text) and self._is_output(text, value):
-            return _copy_of_output(text, value)
-        return Slot(value, ("variable", text), "variable", text, text if _is_name(name) else None)
-
-    def _is_output(self, name: str, value: object) -> bool:
-        """Tell IPython's copy of a result from a value that the user bound to its name: ``_, index = x.max(0)``."""
-        if self._shell is None:
-            return False
-        copies = [self._shell.user_ns_hidden.get(name), getattr(self._shell.displayhook, name, None)]
-        return any(value is copy for copy in copies)
 
     def _classes(self, cone: Mapping[int, Any]) -> Iterator[Slot]:
         for item in cone.values():
@@ -201,6 +213,20 @@ class Roots:
                 if id(value) in cone:
                     group = ("frame", id(frame), name)
                     yield Slot(value, group, "frame", f"local {name} of {where}", None)
+
+
+# no describer is a method of the roots: a cycle would keep the contexts until the next collection
+def _variable(shell: "InteractiveShell | None", name: object, value: object) -> Slot:
+    text = name if type(name) is str else "…"
+    if shell is not None and _OUTPUT_NAME.fullmatch(text) and _is_output(shell, text, value):
+        return _copy_of_output(text, value)
+    return Slot(value, ("variable", text), "variable", text, text if _is_name(name) else None)
+
+
+def _is_output(shell: "InteractiveShell", name: str, value: object) -> bool:
+    """Tell IPython's copy of a result from a value that the user bound to its name: ``_, index = x.max(0)``."""
+    copies = [shell.user_ns_hidden.get(name), getattr(shell.displayhook, name, None)]
+    return any(value is copy for copy in copies)
 
 
 def _is_name(name: object) -> bool:
@@ -261,6 +287,19 @@ def _error(value: object) -> Slot:
 
 def _context_variable(variable: Any, value: object) -> Slot:
     return Slot(value, ("context", variable), "context", f"context variable {variable.name}", None)
+
+
+def _kept_by(item: object) -> list[tuple[Any, Any]]:
+    return [("", held) for held in gc.get_referents(item)]
+
+
+def _waiting(waiting: Waiting, _name: Any, value: object) -> Slot:
+    code = waiting.code if issubclass(type(value), Suspended) else None
+    return Slot(value, ("task", id(waiting.item), waiting.release), "task", waiting.text, code)
+
+
+def _of_loop(name: Any, value: object) -> Slot:
+    return Slot(value, ("loop", name), "module", f"{name} of the event loop", None)
 
 
 def _ipython(attribute: str, value: object) -> Slot:

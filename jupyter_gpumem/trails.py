@@ -60,7 +60,7 @@ class Trails:
     def _begin(self, holder: RootHolder, slot: Slot) -> Trail:
         text = self._start(holder, slot)
         # which of the debugger's own attributes it is tells a user nothing
-        source = text if holder.kind == "debugger" else ""
+        source = text if holder.kind in ("debugger", "task") else ""
         return Trail(text, slot.code, source, verb=_verb(holder.kind))
 
     def _slot(self, holder: RootHolder, target: object) -> Slot:
@@ -141,6 +141,13 @@ class Trails:
             if type_name(item) == "_Info" and type_module(item) == "weakref" and type(above) is dict:
                 return next((key for key, value in above.items() if value is item), None)
         return None
+
+    def handle(self, holder: RootHolder) -> str | None:
+        """Return the code for a context variable, or the code that cancels a task."""
+        if holder.kind == "task":
+            release: str | None = holder.group[2]
+            return release
+        return self.code_of(holder.group[1]) if holder.kind == "context" else None
 
     def code_of(self, item: object) -> str | None:
         """Return the code for an object that the search met, None where no root leads to it by a path of its own."""
@@ -241,9 +248,9 @@ def _place_in_dict(owner: str | None, items: dict[Any, Any], item: object, code:
 
 
 def _verb(kind: Kind) -> str:
-    return {"error": "kept by", "debugger": "kept by", "handling": "in", "unknown": "in", "frame": "in"}.get(
-        kind, "through"
-    )
+    if kind in ("error", "debugger"):
+        return "kept by"
+    return "in" if kind in ("handling", "unknown", "frame", "task") else "through"
 
 
 def _unknown_words(target: object) -> str:

@@ -37,6 +37,12 @@ def free_with(kernel: Kernel, cell: str) -> int:
     return before - after
 
 
+def remedies(kernel: Kernel) -> dict[str, str]:
+    found = value(kernel, "{holder.path: holder.remedy for holder in find_leaks(get_ipython()).holders}")
+    assert isinstance(found, dict)
+    return found
+
+
 def cell_number(kernel: Kernel) -> int:
     number = value(kernel, "get_ipython().execution_count")
     assert isinstance(number, int)
@@ -146,13 +152,35 @@ def test_callbacks_of_two_widgets_are_two_holders_and_freed_one_by_one(prepared:
         "b = ipywidgets.Button(); b.on_click(functools.partial(print, T()))\n"
         "s = ipywidgets.IntSlider(); s.observe(functools.partial(print, T()), 'value')"
     )
-    remedies = value(prepared, "{holder.path: holder.remedy for holder in find_leaks(get_ipython()).holders}")
-    assert remedies == {
+    found = remedies(prepared)
+    assert found == {
         "b._click_handlers._trait_values['callbacks'][0].args[0]": (
             "del b._click_handlers._trait_values['callbacks'][0]"
         ),
         "s._trait_notifiers['value']['change'][0].args[0]": "del s._trait_notifiers['value']['change'][0]",
     }
-    assert isinstance(remedies, dict)
-    for remedy in remedies.values():
+    for remedy in found.values():
         assert free_with(prepared, remedy) == MIB
+
+
+def test_a_context_variable_is_one_holder_and_let_go_of(prepared: Kernel) -> None:
+    prepared.run("import contextvars\ncv = contextvars.ContextVar('cv'); cv.set(T());")
+    assert remedies(prepared) == {"context variable cv": "cv.set(None);"}
+    assert free_with(prepared, "cv.set(None);") == MIB
+
+
+def test_a_waiting_task_is_one_holder_with_and_without_a_name_and_cancelled(prepared: Kernel) -> None:
+    prepared.run("import asyncio\nasync def c():\n    t = T()\n    await asyncio.sleep(900)")
+    for forget in ("pass", "del task"):
+        prepared.run("task = asyncio.create_task(c(), name='bg'); await asyncio.sleep(0)")
+        prepared.run(forget)
+        ((path, remedy),) = remedies(prepared).items()
+        assert path == "local t of c() line 4, in asyncio task bg"
+        assert free_with(prepared, remedy) == MIB
+
+
+def test_a_call_that_the_event_loop_will_make_is_one_holder_and_cancelled(prepared: Kernel) -> None:
+    prepared.run("import asyncio\nhandle = asyncio.get_running_loop().call_later(900, print, T())")
+    ((path, remedy),) = remedies(prepared).items()
+    assert path.startswith("a call scheduled in the event loop")
+    assert free_with(prepared, remedy) == MIB

@@ -20,7 +20,7 @@ LAYERS = {
     """,
     "work": """
         accounts activations advice alike autocast calls cells changes containers contents copies cuts cutting cycles
-        describe dominators explain fits fitting held history holdings leak_report linemarks lines literals meter
+        describe dominators explain fits fitting held history holdings leak_report linemarks lines literals loops meter
         moments names next_step oom parts passes paths provenance quick rebinding referrers rehearsal release remedies
         replaced rerun roots scene search shares stamps surroundings together trail trails unreached variables where
     """,
