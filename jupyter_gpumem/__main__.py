@@ -20,7 +20,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(_with_equals(sys.argv[1:] if arguments is None else arguments))
     # leave by an exception, so that the notebook's kernel is ended too
     signal.signal(signal.SIGTERM, _leave)
-    report = rehearse(options.notebook, options.memory, devices=options.devices, timeout_seconds=options.timeout)
+    try:
+        report = rehearse(options.notebook, options.memory, devices=options.devices, timeout_seconds=options.timeout)
+    except KeyboardInterrupt:
+        sys.stderr.write("jupyter_gpumem fits: interrupted\n")
+        return 130
     if options.json:
         sys.stdout.write(json.dumps(report.to_dict(), indent=2) + "\n")
     elif report.reason is not None:

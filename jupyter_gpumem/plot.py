@@ -60,7 +60,7 @@ def _draw(ax: "Axes", label: str, cells: Sequence[CellRecord]) -> None:
     simulated = "  simulated" if any(record.simulated for record in cells) else ""
     ax.set_title(f"{label}{simulated}", loc="left", fontsize="medium")
     ax.set_ylabel("GiB")
-    ax.legend(frameon=False, ncols=3, fontsize="small", loc="upper right")
+    ax.legend(frameon=False, ncols=3, fontsize="small", loc="lower right", bbox_to_anchor=(1, 1))
 
 
 def _gib(nbytes: int | None) -> float:

@@ -120,6 +120,8 @@ def configure(
     """
     if _running is None:
         raise GpuMemError("the simulated GPU is not on; call activate() first")
+    if (context_bytes or 0) < 0 or not 0 <= (utilization or 0) <= 100:
+        raise GpuMemError("the context takes no negative number of bytes, and the utilization is a per cent")
     if context_bytes is not None:
         _running.cuda.sim_set_context(ctypes.c_ulonglong(context_bytes))
     if utilization is not None:
