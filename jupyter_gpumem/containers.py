@@ -75,7 +75,11 @@ def array_step(trail: Trail, chain: Sequence[Any], at: int) -> Step:
     place = next((place for place, item in enumerate(items) if item is chain[at + 1]), None)
     if place is None:
         return builtin_step(trail, chain, at)
-    return replace(trail.then(f"[{place}]"), code=trail.wrapped("", f".flat[{place}]")), 1
+    index: tuple[int, ...] = ()
+    for length in reversed(chain[at].shape):
+        place, here = divmod(place, length)
+        index = (here, *index)
+    return trail.then(f"[{', '.join(map(str, index)) or '()'}]"), 1
 
 
 def thread_local_step(trail: Trail, chain: Sequence[Any], at: int) -> Step:

@@ -69,7 +69,7 @@ class Cutter:
     def _has_module(self, share: Share) -> bool:
         """Tell whether a module is among what a share keeps or on the way to it."""
         base = self._torch.nn.Module
-        nodes = share.nodes or share.members or [share.node]
+        nodes = share.nodes or share.members or [share.node, *self._models_in(share.node)]
         return any(issubclass(type(self._shares.graph.objects[node]), base) for node in nodes) or (
             len(share.holders) > 1 and self._through_module(nodes[0])
         )
@@ -108,29 +108,46 @@ class Cutter:
         if 0 < len(members) <= _MOST_PARTS and depth < _DEEPEST and self._is_namespace(node):
             yield from self._split_namespace(node, holder, members, depth)
         else:
-            yield self._shares.share(node, (holder,))
+            share = self._shares.share(node, (holder,))
+            share.in_use = self._has_more_than_once(node)
+            yield share
 
     def _split_namespace(self, node: int, holder: RootHolder, members: list[int], depth: int) -> Iterator[Share]:
         parts = [share for member in members for share in self._split(member, holder, depth + 1)]
         models = self._models_in(node)
-        if models:
+        if len(models) > 1 and not self._has_more_than_once(node):
             yield from self._at_work(node, holder, parts, models)
             return
         yield from parts
+        yield from self._rest(node, holder, parts)
+
+    def _rest(self, node: int, holder: RootHolder, parts: list[Share]) -> Iterator[Share]:
+        """Give what is not told as a part; letting go of it lets go of the parts too."""
         rest = self._shares.share(node, (holder,), parts)
+        rest.keeps = {device: self._shares.under[device][node] for device in self._shares.devices}
+        rest.in_use = self._has_more_than_once(node)
         if any(rest.own.values()):
             yield rest
 
     def _models_in(self, node: int) -> list[int]:
-        """Return the modules and optimizers among the attributes or values of a namespace, if it has several."""
-        spaces = [node, *(child for child in self._shares.graph.successors[node] if self._is_attributes(node, child))]
+        """Return the modules and optimizers among the attributes or values of a namespace."""
         found = {
             child: None
-            for space in spaces
+            for space in self._spaces(node)
             for child in self._shares.graph.successors[space]
             if self._shares.is_model(self._shares.graph.objects[child])
         }
-        return list(found) if len(found) > 1 else []
+        return list(found)
+
+    def _spaces(self, node: int) -> list[int]:
+        return [node, *(child for child in self._shares.graph.successors[node] if self._is_attributes(node, child))]
+
+    def _has_more_than_once(self, node: int) -> bool:
+        """Tell whether a namespace keeps a model that deleting one of its members does not let go of."""
+        spaces = self._spaces(node)
+        models = self._models_in(node) if self._is_namespace(node) else []
+        mine = {model for model in models if self._shares.graph.dominator[model] in spaces}
+        return bool(mine) and not mine <= {child for space in spaces for child in self._shares.referred_once(space)}
 
     def _is_attributes(self, node: int, child: int) -> bool:
         return (
@@ -153,7 +170,9 @@ class Cutter:
         if not self._is_plain(item) or issubclass(type(item), (tuple, set, frozenset)):
             return []
         direct = set(self._shares.graph.successors[node])
-        members = [child for child in self._shares.carriers(node) if child in direct]
+        # one deletion lets go only of what has no other reference
+        once = self._shares.referred_once(node)
+        members = [child for child in self._shares.carriers(node) if child in direct and child in once]
         if issubclass(type(item), dict):
             values = set(map(id, dict.values(item)))
             if any(id(self._shares.graph.objects[child]) not in values for child in members):

@@ -152,7 +152,7 @@ class Describer:
         place = self._trails.place(holder, share.node) if cut.code is not None else Place(None)
         return Situation(
             kind="inner" if share.inner and holder.kind == "variable" else holder.kind,
-            cut=cut.code,
+            cut=shown.code or cut.code if shown.inside == "cache" else cut.code,
             shown=str(shown),
             inside=shown.inside,
             variable=variable,
@@ -161,6 +161,7 @@ class Describer:
             outputs=tuple(sorted({slot.number for slot in holder.slots if slot.number is not None})),
             elements=None if lead is None else lead.elements,
             tensor_bytes=0 if facts is None else facts.nbytes,
+            copy="" if facts is None else facts.copy,
             storage_bytes=self._shares.live.storages[keys[0]].nbytes if len(keys) == 1 else 0,
             node=None if lead is None else lead.node,
             alike=len(alike),

@@ -17,9 +17,9 @@ class Situation:
     ``cut`` is the path to what is let go, ``shown`` the one to what it keeps in the end. ``variable`` is the
     user's variable it begins at; ``whole`` tells that the variable itself is what is let go. ``failed`` is an
     error whose traceback alone keeps it all. ``deletion`` removes the reference ``cut`` ends with, and
-    ``is_assignable`` tells whether what is shown can be set to something else. ``finalizer`` is the path to a
-    ``weakref.finalize`` that keeps it, empty where it has none; ``handle`` the one to a context variable or what
-    cancels a task.
+    ``is_assignable`` tells whether what is shown can be set to something else, ``copy`` is code for a copy of the
+    tensor ``{0}``. ``finalizer`` is the path to a ``weakref.finalize`` that keeps it, empty where it has none;
+    ``handle`` the one to a context variable or what cancels a task.
     """
 
     kind: str
@@ -32,6 +32,7 @@ class Situation:
     outputs: tuple[int, ...] = ()
     elements: int | None = None
     tensor_bytes: int = 0
+    copy: str = ""
     storage_bytes: int = 0
     node: str | None = None
     alike: int = 0
@@ -172,7 +173,7 @@ def _variable(situation: Situation) -> Remedy:
         number = f"{name} = {name}.item()"
         return Remedy(number, (Release("code", code=number),), f"a {situation.tensor_bytes} B tensor and its graph")
     if is_itself and _is_small_view(situation):
-        copy = f"{name} = {name}.clone()"
+        copy = f"{name} = {situation.copy.format(name)}"
         return Remedy(copy, (Release("code", code=copy),), _view_words(situation), _rounded(situation.tensor_bytes))
     note = ""
     if not situation.keeps_graph:
@@ -228,7 +229,7 @@ def _inner(situation: Situation) -> Remedy:
         code = f"{cut}[:] = [item.item() for item in {cut}]"
         return Remedy(code, (Release("code", code=code),), "append loss.item() instead of the loss")
     if situation.is_assignable and _is_small_view(situation) and cut == situation.shown:
-        code = f"{cut} = {cut}.clone()"
+        code = f"{cut} = {situation.copy.format(cut)}"
         return Remedy(code, (Release("code", code=code),), _view_words(situation), _rounded(situation.tensor_bytes))
     if situation.clearable:
         code = f"{cut}.clear()"

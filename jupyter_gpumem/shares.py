@@ -1,5 +1,7 @@
 """Which part of the memory stands or falls with whom: the held graph, cut into pieces a user can let go of."""
 
+import gc
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -51,6 +53,7 @@ class Shares:
         self.count: dict[int, list[int]] = {}
         for device in self.devices:
             self._add_up(device)
+        self._sources = self._count_sources()
         self._top = self._tops()
         self.sharing = self._who_shares()
 
@@ -125,6 +128,39 @@ class Shares:
                     if target in into and source != ROOT:
                         into[target].append(source)
         return into
+
+    def referred_once(self, node: int) -> set[int]:
+        """Return what goes when one reference from a node goes: nothing else refers to it but what it keeps itself."""
+        direct = Counter(map(id, gc.get_referents(self.graph.objects[node])))
+        return {
+            child
+            for child in self.graph.successors[node]
+            if self._sources[child] == 1 and direct[id(self.graph.objects[child])] == 1
+        }
+
+    def _count_sources(self) -> list[int]:
+        """Count for each node those that refer to it and would stay without it."""
+        first, last = self._intervals()
+        sources = [0] * len(self.graph.objects)
+        for source in self._order:
+            for target in set(self.graph.successors[source]):
+                if not first[target] <= first[source] <= last[target]:
+                    sources[target] += 1
+        return sources
+
+    def _intervals(self) -> tuple[list[int], list[int]]:
+        """Return numbers such that what a node dominates lies between its first and its last one."""
+        size = [1] * len(self.graph.objects)
+        for node in reversed(self._order):
+            if node != ROOT:
+                size[self.graph.dominator[node]] += size[node]
+        first = [0] * len(self.graph.objects)
+        for node in self._order:
+            place = first[node] + 1
+            for child in self.children[node]:
+                first[child] = place
+                place += size[child]
+        return first, [start + count - 1 for start, count in zip(first, size, strict=True)]
 
     def pieces(self, share: Share) -> Iterator[tuple[int, int, Key]]:
         """Give device, bytes and storage of everything that falls with a share's nodes."""

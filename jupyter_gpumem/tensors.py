@@ -301,6 +301,8 @@ class TensorFacts:
     elements: int
     node: str | None
     """The graph node that made it, None for a tensor without a graph."""
+    copy: str
+    """Code for a copy of the tensor ``{0}`` that is as ready to be trained and has no graph that keeps the original."""
 
 
 def tensor_facts(tensor: object, torch: ModuleType) -> TensorFacts | None:
@@ -312,6 +314,11 @@ def tensor_facts(tensor: object, torch: ModuleType) -> TensorFacts | None:
         with plain_reads(torch):
             elements = fields["numel"](tensor)
             node = fields["grad_fn"].__get__(tensor)
-            return TensorFacts(elements * fields["element_size"](tensor), elements, node and type_name(node))
+            nbytes = elements * fields["element_size"](tensor)
+            wants_gradient = fields["requires_grad"].__get__(tensor)
+            copy = "{0}.detach().clone().requires_grad_()" if wants_gradient else "{0}.clone()"
+            if issubclass(type(tensor), torch.nn.Parameter):
+                copy = f"type({{0}})({{0}}.detach().clone(), requires_grad={wants_gradient})"
+            return TensorFacts(nbytes, elements, node and type_name(node), copy)
     except Exception:
         return None

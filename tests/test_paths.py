@@ -39,6 +39,27 @@ err = caught(g)
 
 # a cell, the holder's path, the code of the path (None where there is none), the bytes, the remedy
 KINDS: dict[str, tuple[str, str, str | None, int, str]] = {
+    "array of two dimensions": (
+        "import numpy; arr = numpy.empty((2, 2), dtype=object); arr[1, 0] = T()",
+        "arr[1, 0]",
+        "arr[1, 0]",
+        MIB,
+        "del arr",
+    ),
+    "cache of a class method": (
+        "class K:\n    @classmethod\n    @functools.lru_cache\n    def g(cls): return T()\nK.g();",
+        "cache of K.g (lru_cache)",
+        "vars(K)['g'].__func__",
+        MIB,
+        "vars(K)['g'].__func__.cache_clear()",
+    ),
+    "small view that is trained": (
+        "w = torch.nn.Parameter(T()[:8])",
+        "w",
+        "w",
+        MIB - 512,
+        "w = type(w)(w.detach().clone(), requires_grad=True)",
+    ),
     "key": ("d = {(T(), 1): 2}", "a key[0] of d", "list(d)[0][0]", MIB, "%gpu_free d"),
     "key with an attribute": (
         "@dataclasses.dataclass(frozen=True, eq=False)\nclass K: t: object\nd = {K(T()): 2}",
@@ -284,3 +305,32 @@ def test_a_programs_many_variables_are_one_line_too(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(sys.modules["__main__"], f"x{number}", torch.empty(8, device="cuda"), raising=False)
     (holder,) = find_leaks().holders
     assert holder.remedy == 'for i in range(30): del globals()[f"x{i}"]'
+
+
+# what one deletion does not let go of, and what lets go of more than its own row
+ALIASED = [
+    "a = S(); a.x = a.y = T()",
+    "a = {}; a['x'] = a['y'] = T()",
+    "v = T(); a = [v, v]; del v",
+    "a = S(); a.x = a.y = (lambda v=T(): v)",
+    "a = S(); a.x = T(); a.y = [a.x]",
+    "a = S(); a.x = a.y = T(); a.z = T(2 * N)",
+    "a = S(); a.best = a.last = torch.nn.Linear(256, 256, device='cuda')",
+    "p = S(); p.a = T(N); p.b = T(2 * N); a = {'k0': p, 'k1': {'k0': p.b}}; del p",
+    "v = T(); a = [{'k0': (T(N), v), 'k1': T(2 * N), 'k2': [v]}]; del v",
+]
+
+
+@pytest.mark.parametrize("cell", ALIASED)
+def test_each_remedy_gives_back_what_its_row_promises(shell: Shell, cell: str) -> None:
+    shell.run("%load_ext jupyter_gpumem")
+    shell.run("%gpumem off")
+    shell.run(PREPARE)
+    shell.run(cell)
+    while torch.cuda.memory_allocated(0):
+        report = find_leaks(shell.ip)
+        holder = (*report.holders, *report.in_use)[0]
+        before = torch.cuda.memory_allocated(0)
+        assert not shell.run(holder.remedy).stderr
+        gc.collect()
+        assert before - torch.cuda.memory_allocated(0) == holder.keeps_bytes > 0
