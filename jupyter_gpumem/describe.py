@@ -229,11 +229,7 @@ class Describer:
         variables = [holder for holder in share.holders if holder.kind == "variable"]
         names = [holder.slots[0].text for holder in variables if _is_data(holder.slots[0].target)]
         program = [holder.slots[0].text for holder in variables if not _is_data(holder.slots[0].target)]
-        others = [
-            remedy_for(self._situation(share, holder, Trail("", None), Trail("", None), share.node, []))
-            for holder in share.holders
-            if holder.kind != "variable"
-        ]
+        others = [self._remedy_of_one(share, holder) for holder in share.holders if holder.kind != "variable"]
         remedy = together(names, program, others, in_shell=self._in_shell)
         cells = [self._cells.that_set(name) for name in (*names, *program)]
         kinds = {holder.kind for holder in share.holders}
@@ -245,6 +241,12 @@ class Describer:
             remedy=remedy,
             note="together" if len(kinds) and not share.in_use else "",
         )
+
+    def _remedy_of_one(self, share: Share, holder: RootHolder) -> Remedy:
+        code = self._trails.taken_out(holder, share.node) if len(share.nodes) == 1 else None
+        if code is not None:
+            return Remedy(code, (Release("code", code=code),))
+        return remedy_for(self._situation(share, holder, Trail("", None), Trail("", None), share.node, []))
 
     def _ways(self, share: Share) -> list[str]:
         """Name the holders by where in each the memory is, when there is one thing to find, else by themselves."""

@@ -1,7 +1,7 @@
 """Who holds the memory: the leak report, marks and their differences, and what some values hold."""
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from jupyter_gpumem.readings import MemoryProbe
 from jupyter_gpumem.referrers import held_graph
 from jupyter_gpumem.roots import Roots
 from jupyter_gpumem.shares import Shares
+from jupyter_gpumem.sizes import format_bytes
 from jupyter_gpumem.stamps import stamp_holders
 from jupyter_gpumem.tensors import Key, LiveTensors, live_tensors
 
@@ -163,12 +164,14 @@ def _search(
     try:
         with plain_reads(torch):
             roots = Roots(shell)
+            before = read_blocks() if probe.kind == "cuda" else ()
+            # from here on the heap keeps alive what there is: what another thread makes is not in it
             heap = Heap(clock, roots.starts())
             live = live_tensors(heap, torch, probe.kind, clock)
             blocks = read_blocks() if probe.kind == "cuda" else ()
             if old is not None:
                 live.forget(old)
-            _explain(live, blocks, found)
+            _explain(live, blocks, {(block.device, block.address) for block in before if _is_used(block)}, found)
             if old is not None:
                 found.blocks = []  # nobody can tell which of them are new
             if heap.frozen:
@@ -187,9 +190,16 @@ def _search(
         found.notes.append(f"cut short by the time budget while looking at: {stop}")
 
 
-def _explain(live: LiveTensors, blocks: Iterable[Block], found: _Findings) -> None:
-    """Match storages with the allocator's blocks; gather the blocks that no storage explains."""
-    used = [block for block in blocks if block.state == "active_allocated"]
+def _is_used(block: Block) -> bool:
+    return block.state == "active_allocated"
+
+
+def _explain(live: LiveTensors, blocks: Iterable[Block], before: Collection[tuple[int, int]], found: _Findings) -> None:
+    """Match storages with the allocator's blocks; gather the blocks that no storage explains.
+
+    A block that was not there ``before`` the tensors were counted is another thread's, made meanwhile.
+    """
+    used = [block for block in blocks if _is_used(block)]
     finder = BlockFinder(used)
     matched: set[tuple[int, int]] = set()
     for key, facts in live.storages.items():
@@ -200,11 +210,18 @@ def _explain(live: LiveTensors, blocks: Iterable[Block], found: _Findings) -> No
             matched.add((block.device, block.address))
             found.explained[key[0]] = found.explained.get(key[0], 0) + block.size_bytes
     alike: dict[tuple[int, int, str | None, str | None], int] = {}
+    meanwhile = 0
     for block in used:
-        if (block.device, block.address) not in matched:
+        if (block.device, block.address) in matched:
+            continue
+        if (block.device, block.address) not in before:
+            meanwhile += block.size_bytes
+        else:
             normal = "cuBLAS workspace" if is_library_workspace(block) else None
             kind = (block.device, block.size_bytes, normal, block.place)
             alike[kind] = alike.get(kind, 0) + 1
+    if meanwhile:
+        found.notes.append(f"{format_bytes(meanwhile)} were allocated by other threads while this report was made")
     found.blocks = [
         Unexplained(device, nbytes, count, normal, place)
         for (device, nbytes, normal, place), count in sorted(alike.items(), key=lambda item: -item[0][1])

@@ -32,12 +32,12 @@ def held_graph(heap: Heap, live: LiveTensors, roots: Roots, blocks: Sequence[Blo
 
 
 def _graph(heap: Heap, live: LiveTensors, roots: Roots, blocks: Sequence[Block], clock: Clock) -> HeldGraph:
-    cone, met, dead = _cone(heap, live, roots)
+    cone, met, plain = _cone(heap, live, roots)
     clock.check("references")
     graph = HeldGraph()
-    _add_holders(graph, (slot for slot in roots.slots(cone, met) if id(slot.target) not in dead))
+    _add_holders(graph, roots.slots(cone, met))
     _add_objects(graph, cone)
-    _add_references(graph, cone, live, dead)
+    _add_references(graph, cone, live, plain)
     _add_memory(graph, live, blocks)
     clock.check("what each keeps")
     add_unreached(graph, cone, live)
@@ -45,10 +45,10 @@ def _graph(heap: Heap, live: LiveTensors, roots: Roots, blocks: Sequence[Block],
 
 
 def _cone(heap: Heap, live: LiveTensors, roots: Roots) -> tuple[dict[int, Any], set[int], set[int]]:
-    """Return what leads to memory, the roots' containers that were met, and the addresses of dead classes.
+    """Return what leads to memory, the roots' containers that were met, and the addresses of plain classes.
 
-    Also found is what leads to whatever lets memory go: finalizers and context variables. A class without a name
-    that no root leads to is garbage, as each class is a cycle.
+    Also found is what leads to whatever lets memory go: finalizers and context variables. A class that goes by no
+    name is let go by what refers to it: its instances, a class it is defined in, a variable.
     """
     parents = live.graph.parents()
     cone, met = heap.cone(map(live.graph.objects.__getitem__, live.keys), parents, roots.stops)
@@ -57,16 +57,18 @@ def _cone(heap: Heap, live: LiveTensors, roots: Roots) -> tuple[dict[int, Any], 
         more, also_met = heap.cone(handles, parents, roots.stops)
         cone.update(more)
         met |= also_met
-    dead: set[int] = set()
-    for slot in roots.slots(cone, met):
-        if slot.kind == "class" and slot.code is None:
-            above, also_met = heap.cone([slot.target], parents, roots.stops, {id(slot.target)})
-            if all(other.target is slot.target for other in roots.slots(above, also_met)):
-                dead.add(id(slot.target))
-                cone.update(above)
+    plain: set[int] = set()
+    while True:
+        found = [kind for kind in roots.plain_classes(cone) if id(kind) not in plain]
+        if not found:
+            break
+        plain.update(map(id, found))
+        above, also_met = heap.cone(found, parents, roots.stops, plain)
+        cone.update(above)
+        met |= also_met
     # references are counted soon: no frame that somebody looked at may hold any of these
     parents.clear()
-    return cone, met, dead
+    return cone, met, plain
 
 
 def _add_holders(graph: HeldGraph, slots: Iterable[Slot]) -> None:
@@ -89,14 +91,14 @@ def _add_objects(graph: HeldGraph, cone: Mapping[int, Any]) -> None:
         graph.successors[holder.node] = sorted(targets)
 
 
-def _add_references(graph: HeldGraph, cone: Mapping[int, Any], live: LiveTensors, dead: set[int]) -> None:
+def _add_references(graph: HeldGraph, cone: Mapping[int, Any], live: LiveTensors, plain: set[int]) -> None:
     nodes, links = graph.nodes, live.graph.links
     for address, item in cone.items():
-        # classes are roots: what refers to one is not asked to let go of what the class has
+        # classes with a name are roots: what refers to one is not asked to let go of what the class has
         targets = dict.fromkeys(
             nodes[id(held)]
             for held in gc.get_referents(item)
-            if id(held) in nodes and (not issubclass(type(held), type) or id(held) in dead)
+            if id(held) in nodes and (not issubclass(type(held), type) or id(held) in plain)
         )
         for held, _how in links.get(address, ()):
             if id(held) in nodes:

@@ -101,10 +101,15 @@ class Roots:
         for address, container in self._containers.items():
             if container.always or address in met:
                 found += [container.describe(name, value) for name, value in container.items() if id(value) in cone]
-        found += self._classes(cone)
         found += _handled_errors(cone)
         found += self._running(cone)
-        return found
+        # a class that has a name is a root by itself: its variable is not another one
+        classes = {id(slot.target): slot for slot in self._classes(cone) if slot.code is not None}
+        return [*(slot for slot in found if id(slot.target) not in classes), *classes.values()]
+
+    def plain_classes(self, cone: Mapping[int, Any]) -> list[Any]:
+        """Return the classes in ``cone`` that go by no name of a module or of the user's: objects like any other."""
+        return [slot.target for slot in self._classes(cone) if slot.code is None]
 
     def handles(self, cone: Mapping[int, Any]) -> list[Any]:
         """Return the context variables and finalizers whose values are in ``cone``: what lets go of those."""

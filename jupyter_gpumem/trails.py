@@ -134,6 +134,17 @@ class Trails:
             return Place(None)
         return _place_in_instance(above, code)
 
+    def taken_out(self, holder: RootHolder, node: int) -> str | None:
+        """Return the code that takes a node out of the class a holder is, None where more than that holds it."""
+        entries = [
+            entry for entry in self._shares.entries([node])[node] if self._graph.path_to(entry)[0] == holder.node
+        ]
+        namespace = self._graph.objects[entries[0]] if len(entries) == 1 else None
+        path = self._graph.path_to(entries[0]) if entries else []
+        if holder.kind != "class" or type(namespace) is not dict or len(path) != 3:
+            return None
+        return _place_in_class(holder.slots[0].code, namespace, self._graph.objects[node]).deletion
+
     def finalizer(self, share: Share) -> object:
         """Return the ``weakref.finalize`` whose registry is on the way to a share, None where none is."""
         objects = [self._graph.objects[step] for step in self._graph.path_to(share.node)]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from jupyter_gpumem.leak_report import bytes_held_by, diff, find_leaks, mark
+from jupyter_gpumem.tensors import LiveTensors, live_tensors
 from tests.conftest import Shell, empty_gpu
 
 MIB = 1024**2
@@ -241,3 +242,47 @@ def test_bytes_are_counted_through_containers_closures_and_graphs() -> None:
     assert bytes_held_by((lambda: loss,)) == 3 * MIB + 512
     assert bytes_held_by((weight, loss, "text", 3)) == 3 * MIB + 512
     assert bytes_held_by((torch, find_leaks, dict)) == 0
+
+
+@pytest.mark.parametrize(
+    ("cell", "path", "remedy"),
+    [
+        ("class A: w = T()\na = A(); del A", "type(a).w", "del type(a).w"),
+        ("class Outer:\n    class Inner: w = T()", "Outer.Inner.w", "del Outer.Inner.w"),
+        ("def f():\n    class L: w = T()\n    return L\nK = f()", "K.w", "del K.w"),
+        ("class Cache: pass\nx = T(); Cache.x = x", "x, Cache.x", "%gpu_free x\ndel Cache.x"),
+    ],
+)
+def test_a_class_without_a_name_is_what_its_instances_or_its_owner_hold(
+    shell: Shell, cell: str, path: str, remedy: str
+) -> None:
+    shell.run(PREPARE)
+    shell.run(cell)
+    (holder,) = find_leaks(shell.ip).holders
+    assert (holder.path, holder.remedy) == (path, remedy)
+    shell.run(remedy.replace("%gpu_free", "del"))
+    gc.collect()
+    assert torch.cuda.memory_allocated() == 0
+
+
+def test_a_module_whose_class_was_made_for_it_alone_is_one_holder_in_use(shell: Shell) -> None:
+    shell.run(PREPARE)
+    shell.run("net = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(512, 512)).cuda()")
+    (holder,) = find_leaks(shell.ip).in_use
+    assert (holder.path, holder.remedy) == ("net", "%gpu_free net")
+
+
+def test_what_another_thread_allocates_meanwhile_is_not_unexplained(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[torch.Tensor] = []
+
+    def count(*arguments: Any) -> LiveTensors:
+        live = live_tensors(*arguments)
+        made.append(tensor())
+        return live
+
+    monkeypatch.setattr("jupyter_gpumem.leak_report.live_tensors", count)
+    report = find_leaks(shell.ip)
+    assert report.unexplained_bytes == 0
+    assert "1.00 MiB were allocated by other threads while this report was made" in report.notes
