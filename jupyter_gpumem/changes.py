@@ -86,7 +86,7 @@ def _checkpointing(scene: Scene) -> Iterator[Advice]:
             "activation checkpointing",
             f"checkpoint {where}: {len(blocks)} x {kinds}, {format_bytes(largest)} of activations each",
             # what leaves one row enters the next: by themselves both keep it
-            max(sum(found[path][0] for path in worth), scene.largest.checkpointed_bytes(in_a_row, held)[0]),
+            scene.largest.checkpointed_bytes(in_a_row, held)[0],
             _BY_HAND if code in rows else code,
             f"for each block of {where}, which is computed once more in backward",
         )

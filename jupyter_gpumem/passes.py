@@ -137,11 +137,15 @@ def _dtypes(torch: ModuleType) -> list[Any]:
 
 
 def find_blocks(live: LiveTensors, torch: ModuleType, names: Mapping[int, str]) -> dict[str, tuple[Block, ...]]:
-    """Return the blocks that stand in a row in a ``ModuleList`` or ``Sequential``, by the row's path."""
+    """Return the blocks that stand in a row in a ``ModuleList`` or ``Sequential``, by the row's path.
+
+    The rows come in the order of ``names``, that of the model's definition; the heap knows none.
+    """
     found: dict[str, tuple[Block, ...]] = {}
-    for module in live.modules:
-        path = names.get(id(module))
-        if path is None or not issubclass(type(module), (torch.nn.ModuleList, torch.nn.Sequential)):
+    live_modules = {id(module): module for module in live.modules}
+    for address, path in names.items():
+        module = live_modules.get(address)
+        if module is None or not issubclass(type(module), (torch.nn.ModuleList, torch.nn.Sequential)):
             continue
         children = plain_attribute(module, "_modules")
         row = [child for child in children.values() if child is not None] if isinstance(children, dict) else []

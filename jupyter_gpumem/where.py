@@ -166,7 +166,8 @@ def _name_tree(root: object, name: str, torch: ModuleType, names: dict[int, str]
         children = plain_attribute(module, "_modules")
         indexed = issubclass(type(module), (torch.nn.Sequential, torch.nn.ModuleList))
         keyed = issubclass(type(module), torch.nn.ModuleDict)
-        for key, child in list(children.items()) if isinstance(children, dict) else ():
+        # the last on the stack comes first: the order is that of the definition
+        for key, child in reversed(list(children.items())) if isinstance(children, dict) else ():
             if child is not None:
                 stack.append((child, _child_path(path, str(key), indexed=indexed, keyed=keyed)))
 
