@@ -14,7 +14,6 @@ from jupyter_gpumem.failures import find_out_of_memory
 from jupyter_gpumem.observer import observer
 from jupyter_gpumem.render.cells import detail_page, line_page
 from jupyter_gpumem.render.layout import Block, Page, Span, code, quiet, to_html, to_text
-from jupyter_gpumem.replaced import Replacements
 from jupyter_gpumem.sizes import format_bytes
 from jupyter_gpumem.variables import Namespace
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from jupyter_gpumem.linemarks import LineMarks
     from jupyter_gpumem.oom import Watcher
+    from jupyter_gpumem.replaced import Replacements
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type)
 
@@ -34,7 +34,7 @@ class _Request:
     raw_cell: str
     options: Options
     names: Namespace
-    replaced: Replacements
+    replaced: "Replacements"
     marks: "LineMarks | None" = None
 
     def close(self) -> None:
@@ -76,6 +76,8 @@ class CellReports:
         for key, outer in list(self._requests.items()):
             if outer.raw_cell.rstrip().endswith(raw_cell.strip()) and outer.raw_cell.startswith("%%"):
                 self._requests.pop(key).close()
+        from jupyter_gpumem.replaced import Replacements
+
         names = self._shell.user_ns
         body = self._shell.transform_cell(without_magic_lines(raw_cell))  # type: ignore[no-untyped-call]  # IPython's
         request = _Request(raw_cell, options, Namespace(names, held_bytes), Replacements(names, str(body)))
