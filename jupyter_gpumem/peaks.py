@@ -122,6 +122,8 @@ class PeakTracker:
         # weak: a scope that an interrupt tore away from its owner is forgotten with it
         self._scopes: weakref.WeakSet[Scope] = weakref.WeakSet()
         self._user: dict[int, _Folds] = {}
+        self._at_rest: dict[int, Counters] = {}
+        """A reading of each device whose peaks all were its current values: comparing costs less than looking."""
         self._staying = False
 
     def install(self, torch: ModuleType) -> None:
@@ -157,7 +159,11 @@ class PeakTracker:
             exact = exact and bool(self._originals)
             if exact:
                 for device, reading in before.items():
-                    if not _at_peak(reading):
+                    if reading == self._at_rest.get(device):
+                        continue
+                    if _at_peak(reading):
+                        self._at_rest[device] = reading
+                    else:
                         self._fold_and_reset(device, reading)
                         # read again, so that a scope in which nothing happens ends as it began
                         before[device] = self.raw(device)

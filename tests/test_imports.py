@@ -48,7 +48,11 @@ OUTSIDE = {
     "nbclient": {"fits"},
 }
 HEAVY = sorted((*OUTSIDE, "nbformat", "jupyter_client"))
-LATE = [name for name in HEAVY if name not in ("IPython", "comm")]
+# our own engines too: a kernel pays for them when somebody asks
+LATE = [
+    *(name for name in HEAVY if name not in ("IPython", "comm")),
+    *(f"jupyter_gpumem.{name}" for name in ("holders", "leak_report", "oom", "panel", "tensors")),
+]
 
 
 def name_of(path: Path) -> str:

@@ -1,13 +1,16 @@
 """The line after a cell, the table of one cell in detail, and the history."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from jupyter_gpumem.cells import CellRecord, DeviceChange
 from jupyter_gpumem.render.layout import Block, Page, Row, Span, code, delta, exact, quiet, shorten, size
 from jupyter_gpumem.render.lines import lines_block
-from jupyter_gpumem.replaced import Replaced
 from jupyter_gpumem.sizes import format_bytes, format_delta
 from jupyter_gpumem.variables import VariableChange
+
+if TYPE_CHECKING:
+    from jupyter_gpumem.replaced import Replaced
 
 
 def line_page(record: CellRecord, changes: Sequence[DeviceChange]) -> Page:
@@ -16,7 +19,7 @@ def line_page(record: CellRecord, changes: Sequence[DeviceChange]) -> Page:
     return Page((Block(rows, flow=True), Block(_sizes_note(record), flow=True)), spaced=False)
 
 
-def detail_page(record: CellRecord, variables: Sequence[VariableChange], replaced: Sequence[Replaced] = ()) -> Page:
+def detail_page(record: CellRecord, variables: Sequence[VariableChange], replaced: "Sequence[Replaced]" = ()) -> Page:
     """Write one cell in detail: a table a device, what became of the variables, what could have gone before."""
     changes = [change for change in record.devices if change.moved or change.after.reserved_bytes]
     blocks = [_detail(record, change) for change in changes]
@@ -157,7 +160,7 @@ def _variables(variables: Sequence[VariableChange]) -> Block:
     return Block(tuple(rows))
 
 
-def _replaced(replaced: Replaced) -> Block:
+def _replaced(replaced: "Replaced") -> Block:
     plural = len(replaced.names) > 1
     was, built = ("were", "their replacements were") if plural else ("was", "its replacement was")
     most = "" if replaced.exact else "up to "

@@ -10,7 +10,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -38,6 +38,7 @@ class _Running:
     folder: Path
     memory_bytes: int
     devices: int
+    sizes_read: Callable[[], int]
 
     @property
     def cuda(self) -> ctypes.CDLL:
@@ -144,7 +145,7 @@ def sizes_read() -> int:
     ``.to("cpu")``) and every comparison for equality it branches on: whether the program makes a size of them
     cannot be seen. Not counted: floating-point numbers, other truth values, and what showing a tensor reads.
     """
-    return 0 if _running is None else int(_running.cuda.sim_sizes_read()) - _shown + _integers_read
+    return 0 if _running is None else _running.sizes_read() - _shown + _integers_read
 
 
 def _checked(memory: str | int, devices: int) -> int:
@@ -203,7 +204,6 @@ def _start(memory_bytes: int, devices: int) -> _Running:
 
     libraries = build(find_torch())
     cuda = _load(libraries.cuda, ctypes.RTLD_LOCAL)
-    cuda.sim_sizes_read.restype = ctypes.c_ulonglong
     context_bytes = min(_CONTEXT_BYTES, memory_bytes // 8)
     if cuda.sim_start(ctypes.c_int(devices), ctypes.c_ulonglong(memory_bytes), ctypes.c_ulonglong(context_bytes)):
         _ctypes.dlclose(cuda._handle)
@@ -211,7 +211,9 @@ def _start(memory_bytes: int, devices: int) -> _Running:
     # global, and before torch: the first definition of a symbol wins over the CUDA libraries torch brings
     paths = (libraries.cuda, libraries.nvml, libraries.nvrtc)
     loaded = (cuda, *(_load(path, ctypes.RTLD_GLOBAL) for path in paths))
-    return _Running(loaded, libraries.cuda.parent, memory_bytes, devices)
+    # read at every cell: a call that keeps the lock of the interpreter waits for no other thread
+    sizes = ctypes.PYFUNCTYPE(ctypes.c_ulonglong)(("sim_sizes_read", cuda))
+    return _Running(loaded, libraries.cuda.parent, memory_bytes, devices, sizes)
 
 
 def _load(library: Path, mode: int) -> ctypes.CDLL:
