@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jupyter_gpumem.errors import GpuMemError
 from jupyter_gpumem.render.layout import Block, Page, quiet, to_html, to_text
 from jupyter_gpumem.subshell import let_clicks_use_the_subshell
+from jupyter_gpumem.viewers import Viewers
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -37,7 +38,8 @@ class Sidebar:
         self._recorder = recorder
         self._options = options
         self._comms: list[Any] = []
-        self._viewers: set[str] = set()
+        loop = getattr(getattr(shell, "kernel", None), "io_loop", None)
+        self._viewers = Viewers(loop, recorder, self._ask_who, self._tell_panel)
         self._answered = False
         self._asked = ""
         self._greeted = False
@@ -83,10 +85,10 @@ class Sidebar:
             if self.panel is not None:
                 self.panel.moved_to_sidebar()
         elif method == "shown":
-            self._viewers.add(client)
+            self._viewers.came(client)
             channel.send({"model_id": self._make_panel().widget.model_id})
         elif method == "hidden":
-            self._viewers.discard(client)
+            self._viewers.left(client)
         self._tell_panel()
 
     def _lost(self, channel: Any) -> None:
@@ -98,6 +100,10 @@ class Sidebar:
             self._viewers.clear()
             self._tell_panel()
 
+    def _ask_who(self) -> None:
+        for channel in self._comms:
+            channel.send({"method": "who"})
+
     def _tell_panel(self) -> None:
         if self.panel is not None:
             self.panel.set_seen_in_sidebar(bool(self._viewers))
@@ -106,7 +112,7 @@ class Sidebar:
         if self.panel is None:
             from jupyter_gpumem.panel import Panel
 
-            self.panel = Panel(self._shell, self._recorder, self._options)
+            self.panel = Panel(self._shell, self._recorder, self._options, drawn=self._viewers.drawn)
         return self.panel
 
     @property

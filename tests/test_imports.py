@@ -28,7 +28,7 @@ LAYERS = {
         monitor panel panel.actions panel.closing panel.holders panel.live plot render
         render.account render.advise render.cells render.chart render.fit render.fits render.free
         render.layout render.leaks render.lines render.oom render.panel render.panel_words render.wire sampler sidebar
-        subshell
+        subshell viewers
     """,
     "shell": "__init__ __main__ after_cell arguments cellmagic completion config extension magics",
 }

@@ -95,6 +95,7 @@ class Setup:
     now: list[float]
     loop: list[Callable[[], None]]
     widgets_before: set[str]
+    drawings: list[float]
 
     def tick(self, seconds: float = 0.5) -> list[dict[str, Any]]:
         """Let time pass, tick once, and return what was sent."""
@@ -141,9 +142,11 @@ def setup(monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
     )
     monitor = Monitor(recorder, clock=lambda: now[0], wall=lambda: 0.0, probe=lambda: probe)  # type: ignore[arg-type]  # fakes
     widgets_before = set(_instances)
-    panel = Panel(shell, recorder, SimpleNamespace(interval=0.5, scan_seconds=10.0), monitor=monitor)  # type: ignore[arg-type]  # fakes
+    options = SimpleNamespace(interval=0.5, scan_seconds=10.0)
+    drawings: list[float] = []
+    panel = Panel(shell, recorder, options, monitor=monitor, drawn=lambda: drawings.append(now[0]))  # type: ignore[arg-type]  # fakes
     panel._actions._clock = lambda: now[0]
-    yield Setup(panel, probe, recorder, sent, now, loop, widgets_before)
+    yield Setup(panel, probe, recorder, sent, now, loop, widgets_before, drawings)
     panel.close()
 
 
@@ -201,7 +204,20 @@ def test_nothing_is_sent_while_nothing_has_changed(setup: Setup) -> None:
     setup.look()
     setup.tick()
     setup.tick()
+    drawings = list(setup.drawings)
     assert [setup.tick() for _ in range(50)] == [[]] * 50
+    assert setup.drawings == drawings
+
+
+def test_each_drawing_is_told_of(setup: Setup) -> None:
+    setup.look()
+    setup.tick()
+    setup.probe.put(2 * GIB)
+    setup.tick()
+    assert setup.drawings == [1000.5, 1001.0]
+    setup.probe.snapshots.clear()
+    setup.tick()
+    assert setup.drawings == [1000.5, 1001.0, 1001.5]
 
 
 def test_a_change_is_one_small_message(setup: Setup) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import comm
 import pytest
 
-from jupyter_gpumem import panel
+from jupyter_gpumem import panel, viewers
 from jupyter_gpumem.errors import GpuMemError
 from jupyter_gpumem.sidebar import TARGET, Sidebar
 
@@ -31,7 +31,8 @@ class Channel:
 
 
 class FakePanel:
-    def __init__(self, *_arguments: object) -> None:
+    def __init__(self, *_arguments: object, drawn: Any) -> None:
+        self.drawn = drawn
         self.widget = SimpleNamespace(model_id="the model")
         self.seen: list[bool] = []
         self.log: list[str] = []
@@ -97,7 +98,8 @@ def setup(monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
 
 def _sidebar(shell: Any) -> Sidebar:
     options = SimpleNamespace(interval=0.5, scan_seconds=10.0, open_sidebar=True)
-    return Sidebar(shell, None, options)  # type: ignore[arg-type]  # fakes
+    recorder = SimpleNamespace(running=False, records=[])
+    return Sidebar(shell, recorder, options)  # type: ignore[arg-type]  # fakes
 
 
 def test_loading_offers_the_panel_and_makes_nothing(setup: Setup) -> None:
@@ -127,6 +129,24 @@ def test_it_is_seen_until_the_last_window_hides_it(setup: Setup) -> None:
     for method, client in (("shown", "a"), ("shown", "b"), ("hidden", "a"), ("hidden", "b"), ("shown", "a")):
         setup.channel.receive(method=method, client=client)
     assert setup.panel.seen == [True, True, True, False, True]
+
+
+def test_a_window_that_is_gone_without_a_word_is_found_out_by_a_question(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(viewers, "_ASK_SECONDS", 0.0)
+    for client in "ab":
+        setup.channel.receive(method="shown", client=client)
+    setup.panel.drawn()
+    setup.shell.soon.pop()()
+    assert setup.channel.sent[-1] == {"method": "who"}
+    setup.channel.receive(method="shown", client="a")
+    setup.shell.later.pop()()
+    assert setup.panel.seen == [True, True, True, True]
+    setup.panel.drawn()
+    setup.shell.soon.pop()()
+    setup.shell.later.pop()()
+    assert setup.panel.seen[-1] is False
 
 
 def test_a_front_end_without_a_sidebar_closes_the_comm_and_gets_it_inline(setup: Setup) -> None:

@@ -1,5 +1,6 @@
 """The live panel: core ipywidgets, drawn by one sampler thread while somebody looks at it."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import ipywidgets as w
@@ -49,11 +50,13 @@ class Panel:
         options: PanelOptions,
         *,
         monitor: Monitor | None = None,
+        drawn: Callable[[], None] = lambda: None,
     ) -> None:
         self._shell = shell
         self._options = options
         self._monitor = monitor or Monitor(recorder)
         self._recorder = recorder
+        self._after_drawing = drawn
         self._device: int | None = None
         self._drawn_device: int | None = None
         self._drawn: object = None
@@ -180,6 +183,7 @@ class Panel:
             if state != self._drawn:
                 self._draw_not_started(reading)
                 self._drawn = state
+                self._after_drawing()
             return
         chosen = self._device
         device = chosen if chosen in reading.snapshots and chosen is not None else min(reading.snapshots)
@@ -187,6 +191,7 @@ class Panel:
         if state != self._drawn:
             # a chart that is not due yet stays, and the next tick tries again
             self._drawn = state if self._draw(reading, device) else None
+            self._after_drawing()
 
     def _state(self, reading: Reading, device: int) -> object:
         """Return everything the picture depends on, but for the passing of time."""

@@ -3,13 +3,15 @@
 import re
 from collections.abc import Callable
 
-from playwright.sync_api import Page, expect
+import pytest
+from playwright.sync_api import Error, Page, expect
 
 from tests.browser.pages import LOAD, Notebook
 from tests.browser.server import Server
 
 Open = Callable[..., Notebook]
 SIDEBAR = "get_ipython()._jupyter_gpumem.magics.sidebar"
+VIEWERS = f"len({SIDEBAR}._viewers)"
 
 
 def test_a_kernel_without_the_extension_gets_a_hint_whose_button_loads_it(lab: Server, open_notebook: Open) -> None:
@@ -185,18 +187,37 @@ def test_where_no_window_with_the_sidebar_is_left_the_panel_is_shown_below_the_c
 
 
 def test_two_windows_each_have_one_and_the_kernel_counts_them(lab: Server, open_notebook: Open, page: Page) -> None:
-    notebook = open_notebook(lab, LOAD)
+    notebook, second = two_windows(lab, open_notebook, page)
+    second.page.close()
+    notebook.page.wait_for_function("() => document.visibilityState === 'visible'")
+    notebook.run(1)
+    expect_value(notebook, VIEWERS, "1")
+    notebook.expect_panel()
+
+
+def test_a_window_that_crashed_is_counted_no_more(lab: Server, open_notebook: Open, page: Page) -> None:
+    notebook, second = two_windows(lab, open_notebook, page)
+    with second.page.expect_event("crash"), pytest.raises(Error, match="ERR_ABORTED"):
+        second.page.goto("chrome://crash")
+    notebook.run(1)
+    expect_value(notebook, VIEWERS, "1")
+    notebook.expect_panel()
+    assert notebook.evaluate(f"{SIDEBAR}.panel._shown") == "True"
+
+
+def two_windows(lab: Server, open_notebook: Open, page: Page) -> tuple[Notebook, Notebook]:
+    """Open the panel of one kernel in two windows; the kernel soon finds out when one is gone without a word."""
+    notebook = open_notebook(lab, LOAD, "changed = bytearray(1 << 28)")
     notebook.run(0)
     notebook.expect_panel()
     second = Notebook(page.context.new_page(), lab).open(f"{_name(notebook)}")
     second.tab.click()
     second.expect_panel()
-    viewers = f"len({SIDEBAR}._viewers)"
-    assert second.evaluate(viewers) == "2"
-    second.page.close()
-    notebook.page.wait_for_function("() => document.visibilityState === 'visible'")
-    expect_value(notebook, viewers, "1")
-    notebook.expect_panel()
+    assert second.evaluate(VIEWERS) == "2"
+    second.execute(
+        "from jupyter_gpumem import viewers as asking; asking._ASK_SECONDS = 0.5; asking._ANSWER_SECONDS = 1.0"
+    )
+    return notebook, second
 
 
 def test_the_kernel_draws_only_while_a_window_shows_it(lab: Server, open_notebook: Open) -> None:

@@ -147,8 +147,13 @@
             this.reveal();
           }
           if (told.method === 'first') this.revealFirst(entry);
+          if (told.method === 'who') this.repeat(entry);
         };
         comm.onClose = () => this.drop(kernel.id, comm);
+        // who was asleep may have been forgotten
+        kernel.connectionStatusChanged.connect((_, status) => {
+          if (status === 'connected' && this.entries.get(kernel.id) === entry) this.repeat(entry);
+        });
         this.entries.set(kernel.id, entry);
         this.answers.delete(kernel.id);
         this.send(entry, { method: 'hello', client: CLIENT });
@@ -252,6 +257,11 @@
         if (entry.seen === seen) return;
         entry.seen = seen;
         this.send(entry, { method: seen ? 'shown' : 'hidden', client: CLIENT });
+      }
+
+      /* Say again that this window shows the panel: the kernel forgets a window that does not answer. */
+      repeat(entry) {
+        if (entry.seen) this.send(entry, { method: 'shown', client: CLIENT });
       }
 
       send(entry, data) {
