@@ -230,7 +230,7 @@ def _idle(label: str, device: int, allocated_bytes: int, reserved_bytes: int) ->
 
 
 def _host_change(probe: MemoryProbe, host: _HostPeak, after: DeviceSnapshot) -> DeviceChange:
-    moved = after.allocated_bytes != host.before.allocated_bytes
+    moved = {after.allocated_bytes, host.peak_bytes} != {host.before.allocated_bytes}
     return DeviceChange(
         probe.label(0), host.before, after, host.peak_bytes, host.peak_bytes, peak_exact=False, moved=moved
     )

@@ -33,7 +33,8 @@ class Observer:
 
     def _attach(self) -> None:
         torch = torch_module()
-        if torch is not None:
+        self._asked_for = self._listener is not None  # nobody listens any more: attach when somebody does
+        if torch is not None and self._asked_for:
             torch._C._cuda_attach_out_of_memory_observer(self._called)
 
     def _called(self, device: int, asked: int, _total: int, _free: int) -> None:

@@ -1,10 +1,15 @@
+import gc
 import sys
 import threading
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from jupyter_gpumem.observer import Observer, observer
 from tests.conftest import Kernel, Shell, empty_gpu
 
 
@@ -66,6 +71,45 @@ def test_unloading_twice_is_harmless(emptied: Shell) -> None:
     for _ in range(2):
         sys.modules["jupyter_gpumem"].unload_ipython_extension(emptied.ip)
     emptied.ip.extension_manager.loaded.discard("jupyter_gpumem")
+
+
+def test_the_observer_that_torch_keeps_knows_nothing_after_unloading(emptied: Shell) -> None:
+    emptied.run("%load_ext jupyter_gpumem")
+    emptied.run("import torch; torch.empty(1 << 50, device='cuda')")
+    ours = [weakref.ref(one) for one in (emptied.ip._jupyter_gpumem, emptied.ip._jupyter_gpumem.magics.reports)]
+    emptied.run("%unload_ext jupyter_gpumem")
+    gc.collect()
+    assert [one() for one in ours] == [None, None]
+    assert [value for value in vars(observer).values() if value not in (None, True)] == []
+    assert emptied.run("torch.empty(1 << 50, device='cuda')").text == ""
+
+
+def test_unloaded_before_cuda_starts_no_observer_is_attached_until_loaded_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starting: list[Callable[[], None]] = []
+    attached: list[Callable[..., None]] = []
+    told: list[int] = []
+    fake = SimpleNamespace(
+        cuda=SimpleNamespace(_lazy_call=starting.append),
+        _C=SimpleNamespace(_cuda_attach_out_of_memory_observer=attached.append),
+    )
+    monkeypatch.setattr("jupyter_gpumem.observer.torch_module", lambda: fake)
+    one = Observer()
+    one.listen(lambda _device, asked: told.append(asked))
+    one.attach()
+    one.listen(None)
+    starting.pop()()
+    assert attached == []
+    one.listen(lambda _device, asked: told.append(asked))
+    one.attach()
+    one.attach()
+    starting.pop()()
+    assert starting == []
+    attached[0](0, 5, 0, 0)
+    one.listen(None)
+    attached[0](0, 6, 0, 0)
+    assert (len(attached), told) == (1, [5])
 
 
 def test_loaded_late_it_says_that_history_starts_now(emptied: Shell) -> None:

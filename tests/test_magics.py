@@ -99,6 +99,16 @@ def test_the_cell_in_detail_names_what_became_of_the_variables(loaded: Shell) ->
     ]
 
 
+def test_devices_at_rest_share_one_line_of_the_detail(loaded: Shell) -> None:
+    loaded.run("a, b, c = take(4), take(4, 1), take(4, 2)")
+    lines = loaded.run("%%gpumem\nd = take(4, 1)").text.splitlines()
+    assert [line.split("   ")[0] for line in lines if "GPU" in line] == ["GPU 1", "GPU 0, GPU 2: unchanged"]
+    quiet = loaded.run("%%gpumem\n1 / 0").text.splitlines()
+    assert quiet[0] == "GPU 0 to GPU 2: unchanged"
+    assert quiet[1].split("   ")[1:] == ["ZeroDivisionError", "simulated"]
+    assert len(quiet) == 2
+
+
 def test_a_variable_that_no_longer_holds_memory_says_what_it_held(loaded: Shell) -> None:
     loaded.run("a = take(64)")
     rows = [line.split() for line in loaded.run("%%gpumem\na = 5").text.splitlines()]

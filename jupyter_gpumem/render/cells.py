@@ -20,10 +20,12 @@ def line_page(record: CellRecord, changes: Sequence[DeviceChange]) -> Page:
 
 
 def detail_page(record: CellRecord, variables: Sequence[VariableChange], replaced: "Sequence[Replaced]" = ()) -> Page:
-    """Write one cell in detail: a table a device, what became of the variables, what could have gone before."""
-    changes = [change for change in record.devices if change.moved or change.after.reserved_bytes]
-    blocks = [_detail(record, change) for change in changes]
-    if not changes:
+    """Write one cell in detail: a table a device that moved, the variables, what could have gone before."""
+    blocks = [_detail(record, change) for change in record.moved]
+    still = [change for change in record.devices if not change.moved and change.after.reserved_bytes]
+    if still:
+        blocks.append(_unchanged(record, still))
+    if not blocks:
         blocks = [Block(((quiet("no GPU memory moved: CUDA has not started, or nothing is on the device"),),))]
     elif variables:
         blocks.append(_variables(variables))
@@ -138,15 +140,27 @@ def _detail(record: CellRecord, change: DeviceChange) -> Block:
         Span(title, style="strong"),
         *(Span(word, style="quiet", right=True) for word in ("before", "after", "delta", "peak")),
     )
-    foot = (
-        Span(f"{record.seconds or 0:.2f} s", style="quiet"),
-        *((_device_use(change),) if change.moved else ()),
-        *_flags(record, first=True),
-    )
-    # the foot is a sentence, not a row of the table: joined so that it widens no column
-    text = "   ".join(span.text for span in foot)
     rows: list[Row] = [head, allocated] if ram else [head, allocated, reserved]
-    return Block((*rows, (Span(text, style="warn" if record.status != "ok" else "quiet"),)))
+    return Block((*rows, _foot(record, _device_use(change))))
+
+
+def _foot(record: CellRecord, *words: Span) -> Row:
+    """Join what is true of the cell into one sentence, which widens no column of a table."""
+    spans = (Span(f"{record.seconds or 0:.2f} s"), *words, *_flags(record, first=True))
+    return (Span("   ".join(span.text for span in spans), style="warn" if record.status != "ok" else "quiet"),)
+
+
+def _unchanged(record: CellRecord, still: Sequence[DeviceChange]) -> Block:
+    """Name the devices at rest in one line, a run of three and more by its ends."""
+    runs: list[list[DeviceChange]] = []
+    for change in still:
+        if runs and change.after.device == runs[-1][-1].after.device + 1:
+            runs[-1].append(change)
+        else:
+            runs.append([change])
+    named = [f"{run[0].label} to {run[-1].label}" if len(run) > 2 else ", ".join(c.label for c in run) for run in runs]
+    row: Row = (quiet(f"{', '.join(named)}: unchanged"),)
+    return Block((row,) if record.moved else (row, _foot(record)))
 
 
 def _variables(variables: Sequence[VariableChange]) -> Block:
