@@ -20,6 +20,7 @@ from jupyter_gpumem.variables import Namespace
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from jupyter_gpumem.celltrace import CellTrace
     from jupyter_gpumem.linemarks import LineMarks
     from jupyter_gpumem.oom import Watcher
     from jupyter_gpumem.replaced import Replacements
@@ -82,7 +83,7 @@ class CellReports:
         body = self._shell.transform_cell(without_magic_lines(raw_cell))  # type: ignore[no-untyped-call]  # IPython's
         request = _Request(raw_cell, options, Namespace(names, held_bytes), Replacements(names, str(body)))
         self._requests[id(record)] = request
-        if options.lines:
+        if options.lines or options.timeline:
             self._mark_lines(request)
 
     def cell_ended(self, record: CellRecord, result: Any) -> None:
@@ -162,10 +163,19 @@ class CellReports:
         except GpuMemError as error:
             show(self._shell, Page((Block(((quiet(str(error)),),)),)))
 
+    def _read_marks(self, record: CellRecord, traces: "Sequence[CellTrace]", options: Options) -> None:
+        from jupyter_gpumem.lines import device_lines
+        from jupyter_gpumem.timeline import timeline_of
+
+        if options.lines:
+            record.lines = tuple(device_lines(trace) for trace in traces)
+        if options.timeline:
+            record.timeline = tuple(timeline_of(trace) for trace in traces)
+
     def _show_detail(self, record: CellRecord, request: "_Request") -> None:
         try:
             if request.marks is not None:
-                record.lines = request.marks.read(record)
+                self._read_marks(record, request.marks.read(record), request.options)
             if not request.options.quiet:
                 changes = request.names.changes(self._shell.user_ns)
                 show(self._shell, detail_page(record, changes, request.replaced.found(changes)))

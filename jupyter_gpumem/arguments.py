@@ -80,6 +80,7 @@ def gpumem_cell_parser(*, with_help: bool = True) -> Parser:
     text = "This cell in detail: a table for each device, and what became of the variables."
     parser = _parser("%%gpumem", text, with_help=with_help)
     parser.add_argument("--lines", action="store_true", help="also what each source line of the cell took")
+    parser.add_argument("--timeline", action="store_true", help="also the memory over the time of the cell")
     parser.add_argument("-o", metavar="NAME", type=_identifier, dest="output", help="store the record in NAME")
     parser.add_argument("-q", action="store_true", dest="quiet", help="show nothing (with -o)")
     return parser

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem import simgpu
 from jupyter_gpumem.device import CudaProbe, HostProbe, current_probe, torch_module
-from jupyter_gpumem.lines import DeviceLines
 from jupyter_gpumem.peaks import Scope, tracker
 from jupyter_gpumem.readings import DeviceSnapshot, MemoryProbe
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult
+
+    from jupyter_gpumem.lines import DeviceLines
+    from jupyter_gpumem.timeline import DeviceTimeline
 
 _HEADS = ("%%gpumem", "%%time", "%%capture", "%%prun")  # lines that say how a cell is run, not what it is
 _RSS_INTERVAL = 0.01  # seconds between samples of the resident set size, in host-memory mode only
@@ -78,8 +80,10 @@ class CellRecord:
     """The devices on which an allocation failed, whoever caught the error."""
     sizes_read: int = 0
     """How many sizes came to depend on values that the simulated GPU does not compute."""
-    lines: tuple[DeviceLines, ...] = ()
+    lines: "tuple[DeviceLines, ...]" = ()
     """What each source line took, with ``%%gpumem --lines``."""
+    timeline: "tuple[DeviceTimeline, ...]" = ()
+    """The memory over the cell's time, with ``%%gpumem --timeline``."""
 
     @property
     def moved(self) -> tuple[DeviceChange, ...]:
@@ -99,6 +103,7 @@ class CellRecord:
             "sizes_read": self.sizes_read,
             "devices": [_change_dict(change) for change in self.devices],
             "lines": [asdict(device) for device in self.lines],
+            "timeline": [asdict(device) for device in self.timeline],
         }
 
 

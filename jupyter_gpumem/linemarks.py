@@ -3,14 +3,14 @@
 import ast
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from jupyter_gpumem.allocator import active_devices
 from jupyter_gpumem.cells import CellRecord, DeviceChange
+from jupyter_gpumem.celltrace import CellTrace, Event, LineLog
 from jupyter_gpumem.device import cuda_started, torch_module
 from jupyter_gpumem.errors import GpuMemError
-from jupyter_gpumem.lines import DeviceLines, LineLog, LineUse, lines_of
 from jupyter_gpumem.peaks import tracker
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class LineMarks:
 
     def __init__(self, shell: "InteractiveShell", raw_cell: str) -> None:
         if "_record_memory_history" in raw_cell:
-            raise GpuMemError("--lines reads the allocator's history, and this cell records it itself")
+            raise GpuMemError("--lines and --timeline read the allocator's history, and this cell records it itself")
         self._shell = shell
         self._source = raw_cell.splitlines()
         heads = _heads(self._source)
@@ -80,15 +80,16 @@ class LineMarks:
 
         self._shell.events.register("post_run_cell", forget)
 
-    def read(self, record: CellRecord) -> tuple[DeviceLines, ...]:
-        """End with the cell; return the lines of each device on which it did something."""
+    def read(self, record: CellRecord) -> tuple[CellTrace, ...]:
+        """End with the cell; return what there is of each device on which it did something."""
+        ended_us = time.time_ns() // 1000
         found = []
         if self._began:
             traces = _torch().cuda.memory._snapshot()["device_traces"]
-            found = [self._device(change, traces[change.after.device]) for change in record.moved]
+            found = [self._device(change, traces[change.after.device], ended_us) for change in record.moved]
         self._end()
         self._shell.user_ns.pop(self._name, None)
-        return tuple(device for device in found if device.lines)
+        return tuple(trace for trace in found if trace.allocations)
 
     def _end(self) -> None:
         self._ended = True
@@ -132,35 +133,30 @@ class LineMarks:
         if not words.startswith(self._name):
             self._metadata_before = words
 
-    def _line_of(self, event: Mapping[str, Any]) -> int | None:
+    def _line_of(self, event: Event) -> int | None:
         name, _space, line = str(event.get("user_metadata", "")).partition(" ")
         # the threads of backward carry no words: they work while a line of the cell waits for them
         return int(line) if name == self._name else self._log.at(event["time_us"])
 
-    def _device(self, change: DeviceChange, trace: Sequence[Mapping[str, Any]]) -> DeviceLines:
-        requested = tracker.raw(change.after.device)["requested_bytes"]["all"]["current"]
-        events = [
-            event
-            for event in trace
-            if event["action"] in ("alloc", "free_completed") and event["time_us"] >= self._began_us
-        ]
+    def _device(self, change: DeviceChange, trace: Sequence[Event], ended_us: int) -> CellTrace:
+        counters = tracker.raw(change.after.device)
+        events = [event for event in trace if event["time_us"] >= self._began_us]
         made = _allocations(change.after.device) - self._allocations.get(change.after.device, 0)
-        uses, before = lines_of(events, self._line_of, requested)
-        lines = [LineUse(line, self._text(line), *uses[line]) for line in sorted(uses, key=lambda line: line or 0)]
-        at_peak = before + sum(line.at_peak_bytes for line in lines)
-        return DeviceLines(
+        return CellTrace(
             change.after.device,
             change.label,
-            tuple(lines),
-            before,
-            change.peak_allocated_bytes - at_peak,
+            events,
+            self._log,
+            self._line_of,
+            self._source,
+            self._began_us,
+            ended_us,
+            counters["requested_bytes"]["all"]["current"],
+            counters["reserved_bytes"]["all"]["current"],
             change.peak_allocated_bytes,
             self._since,
             made != sum(event["action"] == "alloc" for event in events),
         )
-
-    def _text(self, line: int | None) -> str:
-        return self._source[line - 1].strip() if line is not None and line <= len(self._source) else ""
 
 
 def _allocations(device: int) -> int:

@@ -1,11 +1,10 @@
 """Which source line of a cell took GPU memory, from the allocator's own trace of the cell."""
 
-from array import array
-from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from jupyter_gpumem.celltrace import CellTrace, Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,28 +40,27 @@ class DeviceLines:
     cut: bool
 
 
-class LineLog:
-    """Which line was running when, in microseconds of the allocator's clock; told only when the line changes."""
-
-    def __init__(self, most: int = 2_000_000) -> None:
-        self._times, self._lines = array("q"), array("q")
-        self._most = most  # 16 bytes each
-
-    def add(self, time_us: int, line: int) -> None:
-        """Note that a line begins."""
-        if len(self._times) < self._most:
-            self._times.append(time_us)
-            self._lines.append(line)
-
-    def at(self, time_us: int) -> int | None:
-        """Return the line that was running; None before the first, and after the last there was room for."""
-        index = bisect_right(self._times, time_us)
-        return self._lines[index - 1] if 0 < index < self._most else None
+def device_lines(trace: CellTrace) -> DeviceLines:
+    """Divide the peak of a cell, and what it left, among its lines."""
+    events = trace.allocations
+    uses, before = lines_of(events, trace.line_of, trace.requested_after_bytes)
+    lines = [LineUse(line, trace.text_of(line), *uses[line]) for line in sorted(uses, key=lambda line: line or 0)]
+    at_peak = before + sum(line.at_peak_bytes for line in lines)
+    return DeviceLines(
+        trace.device,
+        trace.label,
+        tuple(lines),
+        before,
+        trace.peak_allocated_bytes - at_peak,
+        trace.peak_allocated_bytes,
+        trace.since,
+        trace.cut,
+    )
 
 
 def lines_of(
-    events: Sequence[Mapping[str, Any]],
-    line_of: Callable[[Mapping[str, Any]], int | None],
+    events: Sequence[Event],
+    line_of: Callable[[Event], int | None],
     requested_after_bytes: int,
 ) -> tuple[dict[int | None, tuple[int, int, int]], int]:
     """Give each line its bytes at the peak, kept at the end, and allocated in all; then those from before the cell.
@@ -87,11 +85,9 @@ def lines_of(
     return uses, start - before
 
 
-def _live(
-    events: Sequence[Mapping[str, Any]], line_of: Callable[[Mapping[str, Any]], int | None]
-) -> tuple[dict[int | None, int], int]:
+def _live(events: Sequence[Event], line_of: Callable[[Event], int | None]) -> tuple[dict[int | None, int], int]:
     """Return the bytes alive after the events, by line, and how many from before them were freed."""
-    alive: dict[int, Mapping[str, Any]] = {}
+    alive: dict[int, Event] = {}
     freed_before = 0
     for event in events:
         if event["action"] == "alloc":

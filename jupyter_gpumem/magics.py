@@ -94,7 +94,7 @@ class GpuMem(Magics, GpuMemConfig):
             %gpumem simulate 24GiB        a simulated GPU, before torch is imported
 
             %%gpumem -o record            this cell: a table for each device, and the variables
-            train()                       (--lines: also what each source line took)
+            train()                       (--lines: what each source line took; --timeline: when)
         """
         if cell is not None:
             # an ordinary `%%gpumem` cell never comes here: its line was taken out. This is a call by name, a

@@ -71,7 +71,7 @@ def test_exact_bytes_are_tooltips() -> None:
 
 def test_every_text_is_escaped() -> None:
     hostile = '<img src=x onerror="alert(1)">&"\''
-    page = Page((Block(((Span(hostile, hostile, "code"),),), bar=Bar(((hostile, 3, "red", "█"),), 3)),))
+    page = Page((Block(((Span(hostile, hostile, "code"),),), picture=Bar(((hostile, 3, "red", "█"),), 3)),))
     assert "<img" not in to_html(page)
     assert hostile in "".join(read(page).text)
     assert "img" not in read(page).open
@@ -81,7 +81,7 @@ def test_a_bar_fills_its_width_in_proportion() -> None:
     bar = Bar(
         (("a", 1, "red", "█"), ("b", 1, "blue", "▓"), ("none", 0, "green", "x"), ("rest", 2, "grey", "─")), 4, width=8
     )
-    assert to_text(Page((Block((), bar=bar),))) == "██▓▓────"
+    assert to_text(Page((Block((), picture=bar),))) == "██▓▓────"
 
 
 def test_a_long_path_keeps_both_ends() -> None:

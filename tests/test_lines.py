@@ -3,7 +3,8 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from jupyter_gpumem.lines import LineLog, lines_of
+from jupyter_gpumem.celltrace import LineLog
+from jupyter_gpumem.lines import lines_of
 from tests.conftest import Shell, empty_gpu
 
 MIB = 1 << 20

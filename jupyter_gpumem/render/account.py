@@ -72,7 +72,7 @@ def _idle_blocks(accounts: Sequence[Account]) -> Iterator[Block]:
 
 
 def _blocks(account: Account) -> Iterator[Block]:
-    yield Block(tuple(_table(account)), bar=_bar(account), head=_head(account))
+    yield Block(tuple(_table(account)), picture=_bar(account), head=_head(account))
     yield Block(tuple(_footer(account)))
 
 

@@ -1,11 +1,10 @@
 """The line after a cell, the table of one cell in detail, and the history."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from jupyter_gpumem.cells import CellRecord, DeviceChange
 from jupyter_gpumem.render.layout import Block, Page, Row, Span, code, delta, exact, quiet, shorten, size
-from jupyter_gpumem.render.lines import lines_block
 from jupyter_gpumem.sizes import format_bytes, format_delta
 from jupyter_gpumem.variables import VariableChange
 
@@ -30,9 +29,19 @@ def detail_page(record: CellRecord, variables: Sequence[VariableChange], replace
     elif variables:
         blocks.append(_variables(variables))
         blocks += [_replaced(one) for one in replaced]
-    blocks += [lines_block(device) for device in record.lines]
+    blocks += _within(record)
     note = _sizes_note(record)
     return Page((*blocks, Block(note)) if note else tuple(blocks))
+
+
+def _within(record: CellRecord) -> Iterator[Block]:
+    """Write what is told of the cell's lines and time, where it was asked for."""
+    if record.lines or record.timeline:
+        from jupyter_gpumem.render.lines import lines_block
+        from jupyter_gpumem.render.timeline import timeline_block
+
+        yield from map(lines_block, record.lines)
+        yield from map(timeline_block, record.timeline)
 
 
 def history_page(records: Sequence[CellRecord]) -> Page:

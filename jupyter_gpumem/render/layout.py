@@ -4,7 +4,7 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from jupyter_gpumem.sizes import format_bytes, format_delta
 
@@ -46,16 +46,26 @@ class Span:
 Row = Sequence["Span | str"]
 
 
+class Picture(Protocol):
+    """What is drawn between the head of a block and its rows."""
+
+    def to_text(self) -> str:
+        """Draw it with characters."""
+
+    def to_html(self) -> str:
+        """Draw it as HTML that needs no script, every text escaped."""
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows whose columns line up; ``indent`` is in characters; above them ``head``, then ``bar``.
+    """Rows whose columns line up; ``indent`` is in characters; above them ``head``, then ``picture``.
 
     With ``flow`` a row that is too long for a narrow page goes on in the next line instead of being squeezed.
     """
 
     rows: tuple[Row, ...]
     indent: int = 0
-    bar: "Bar | None" = None
+    picture: "Picture | None" = None
     head: Row = ()
     flow: bool = False
 
@@ -67,6 +77,30 @@ class Bar:
     parts: tuple[tuple[str, int, str, str], ...]
     total_bytes: int
     width: int = 50
+
+    def to_text(self) -> str:
+        """Fill ``width`` characters in proportion, rounded on the running sum."""
+        drawn, reached, marks = 0, 0, []
+        for _label, nbytes, _colour, mark in self.parts:
+            reached += nbytes
+            end = round(reached / max(self.total_bytes, 1) * self.width)
+            marks.append(mark * (end - drawn))
+            drawn = max(drawn, end)
+        return "".join(marks)
+
+    def to_html(self) -> str:
+        """Fill the page's width, up to a limit, in proportion."""
+        parts = "".join(
+            f'<span style="flex:{nbytes} 0 0;background:{colour}" title="{html.escape(label)}: '
+            f'{format_bytes(nbytes)} ({exact(nbytes)})"></span>'
+            for label, nbytes, colour, _mark in self.parts
+            if nbytes > 0
+        )
+        label = html.escape(", ".join(f"{name} {format_bytes(n)}" for name, n, _c, _m in self.parts if n > 0))
+        return (
+            f'<div role="img" aria-label="{label}" style="display:flex;height:12px;max-width:640px;'
+            f'margin:2px 0;overflow:hidden;border-radius:2px">{parts}</div>'
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +167,8 @@ def to_html(page: Page) -> str:
 def _text_lines(block: Block) -> Iterable[str]:
     if block.head:
         yield (" " * _GAP).join(_plain(_as_span(cell)) for cell in block.head).rstrip()
-    if block.bar is not None:
-        yield " " * block.indent + _text_bar(block.bar)
+    if block.picture is not None:
+        yield from (" " * block.indent + line for line in block.picture.to_text().splitlines())
     rows = [[_as_span(cell) for cell in row] for row in block.rows]
     widths = _column_widths(rows)
     for row in rows:
@@ -168,13 +202,13 @@ def _as_span(cell: "Span | str") -> Span:
 def _html_block(block: Block, spaced: bool) -> str:
     columns = max((len(row) for row in block.rows), default=1)
     head = _html_row(block.head, len(block.head), 0) if block.head else ""
-    bar = f'<table style="{_TABLE_CSS}">{head}</table>' if head else ""
-    bar += "" if block.bar is None else _html_bar(block.bar)
+    above = f'<table style="{_TABLE_CSS}">{head}</table>' if head else ""
+    above += "" if block.picture is None else block.picture.to_html()
     if block.flow:
-        return bar + _html_flow(block)
+        return above + _html_flow(block)
     rows = "".join(_html_row(row, columns, block.indent) for row in block.rows)
     margin = "margin-bottom:8px;" if spaced else ""
-    return f'{bar}<table style="{_TABLE_CSS}{margin}">{rows}</table>' if rows else bar
+    return f'{above}<table style="{_TABLE_CSS}{margin}">{rows}</table>' if rows else above
 
 
 def _html_row(row: Row, columns: int, indent: int) -> str:
@@ -216,28 +250,3 @@ def _html_title(span: Span) -> str:
 def _html_text(span: Span) -> str:
     text = html.escape(span.text)
     return f'→ <code style="background:none;color:inherit">{text}</code>' if span.style == "code" else text
-
-
-def _text_bar(bar: Bar) -> str:
-    """Draw a bar whose parts fill ``width`` characters in proportion, rounded on their running sum."""
-    drawn, reached, marks = 0, 0, []
-    for _label, nbytes, _colour, mark in bar.parts:
-        reached += nbytes
-        end = round(reached / max(bar.total_bytes, 1) * bar.width)
-        marks.append(mark * (end - drawn))
-        drawn = max(drawn, end)
-    return "".join(marks)
-
-
-def _html_bar(bar: Bar) -> str:
-    parts = "".join(
-        f'<span style="flex:{nbytes} 0 0;background:{colour}" title="{html.escape(label)}: '
-        f'{format_bytes(nbytes)} ({exact(nbytes)})"></span>'
-        for label, nbytes, colour, _mark in bar.parts
-        if nbytes > 0
-    )
-    label = html.escape(", ".join(f"{name} {format_bytes(n)}" for name, n, _c, _m in bar.parts if n > 0))
-    return (
-        f'<div role="img" aria-label="{label}" style="display:flex;height:12px;max-width:640px;'
-        f'margin:2px 0;overflow:hidden;border-radius:2px">{parts}</div>'
-    )

@@ -1,0 +1,154 @@
+"""The memory of a device within one cell, moment by moment, from the allocator's own trace of the cell."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from jupyter_gpumem.celltrace import CellTrace, Event
+
+COLUMNS = 200
+"""Into so many parts the time of a cell is divided; of each the extremes are kept."""
+
+# what an event does to the requested and to the reserved bytes
+_REQUESTED = {"alloc": 1, "free_completed": -1}
+_RESERVED = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a device held from ``seconds`` after the cell's beginning on; sizes in bytes."""
+
+    seconds: float
+    requested_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LineSpan:
+    """A line of the cell, and when it ran, in seconds after the cell's beginning."""
+
+    line: int
+    source: str
+    start_seconds: float
+    end_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTimeline:
+    """One device over the ``seconds`` of a cell.
+
+    ``moments`` are exact and in order; where there were many, the extremes of each 200th of the time. Sizes are
+    as they were requested: at the highest moment ``rounding_bytes`` more were in use, ``peak_allocated_bytes``
+    in all. ``peak_line`` is None where no line of the cell was running. ``since`` and ``cut`` are those of
+    :class:`~jupyter_gpumem.lines.DeviceLines`.
+    """
+
+    device: int
+    label: str
+    seconds: float
+    moments: tuple[Moment, ...]
+    lines: tuple[LineSpan, ...]
+    peak_seconds: float
+    peak_line: int | None
+    peak_source: str
+    peak_allocated_bytes: int
+    rounding_bytes: int
+    since: int | None
+    cut: bool
+
+    @property
+    def most_requested_bytes(self) -> int:
+        """The highest level of the curve."""
+        return max(moment.requested_bytes for moment in self.moments)
+
+    @property
+    def most_reserved_bytes(self) -> int:
+        """The most that torch had reserved."""
+        return max(moment.reserved_bytes for moment in self.moments)
+
+
+def timeline_of(trace: CellTrace) -> DeviceTimeline:
+    """Follow a device through a cell."""
+    seconds = max(trace.ended_us - trace.began_us, 1) / 1e6
+    moments = list(_moments(trace))
+    highest = max(moment.requested_bytes for moment in moments)
+    peak = next(moment for moment in moments if moment.requested_bytes == highest)
+    line = _line_at_peak(trace, highest)
+    return DeviceTimeline(
+        trace.device,
+        trace.label,
+        seconds,
+        tuple(_thinned(moments, seconds)),
+        tuple(_spans(trace, seconds)),
+        peak.seconds,
+        line,
+        trace.text_of(line),
+        trace.peak_allocated_bytes,
+        trace.peak_allocated_bytes - highest,
+        trace.since,
+        trace.cut,
+    )
+
+
+def _seconds(trace: CellTrace, time_us: int) -> float:
+    return min(max(time_us, trace.began_us), trace.ended_us) / 1e6 - trace.began_us / 1e6
+
+
+def _moments(trace: CellTrace) -> Iterator[Moment]:
+    """Yield the level at the start and after each event that changed it."""
+    requested, reserved = _start_levels(trace)
+    first_us = trace.events[0]["time_us"] if trace.cut and trace.events else trace.began_us
+    if trace.since is not None:
+        yield Moment(0.0, 0, 0)  # before CUDA started nothing can have been there
+        first_us = trace.events[0]["time_us"] if trace.events else trace.ended_us
+    yield Moment(_seconds(trace, first_us), requested, reserved)
+    for event in trace.events:
+        requested += _change(event, _REQUESTED)
+        reserved += _change(event, _RESERVED)
+        yield Moment(_seconds(trace, event["time_us"]), requested, reserved)
+
+
+def _start_levels(trace: CellTrace) -> tuple[int, int]:
+    return (
+        trace.requested_after_bytes - sum(_change(event, _REQUESTED) for event in trace.events),
+        trace.reserved_after_bytes - sum(_change(event, _RESERVED) for event in trace.events),
+    )
+
+
+def _change(event: Event, signs: dict[str, int]) -> int:
+    return signs.get(event["action"], 0) * int(event["size"])
+
+
+def _line_at_peak(trace: CellTrace, highest: int) -> int | None:
+    now = _start_levels(trace)[0]
+    if now == highest:
+        return trace.since
+    for event in trace.events:
+        now += _change(event, _REQUESTED)
+        if now == highest:
+            return trace.line_of(event)
+    return None
+
+
+def _thinned(moments: Sequence[Moment], seconds: float) -> Iterator[Moment]:
+    """Keep of each column its first, lowest, highest and last moment, in their order."""
+    if len(moments) <= 4 * COLUMNS:
+        yield from moments
+        return
+    for _column, group in itertools.groupby(moments, lambda moment: int(moment.seconds * COLUMNS / seconds)):
+        column = list(group)
+        levels = [moment.requested_bytes for moment in column]
+        reserved = [moment.reserved_bytes for moment in column]
+        kept = {0, levels.index(min(levels)), levels.index(max(levels)), reserved.index(max(reserved)), len(column) - 1}
+        yield from (column[index] for index in sorted(kept))
+
+
+def _spans(trace: CellTrace, seconds: float) -> Iterator[LineSpan]:
+    """Yield which line ran in the middle of each column, neighbours that are alike as one."""
+    width_us = seconds * 1e6 / COLUMNS
+    running = [trace.log.at(int(trace.began_us + (column + 0.5) * width_us)) for column in range(COLUMNS)]
+    column = 0
+    for line, group in itertools.groupby(running):
+        start, column = column, column + sum(1 for _ in group)
+        if line is not None:
+            yield LineSpan(line, trace.text_of(line), start * seconds / COLUMNS, column * seconds / COLUMNS)

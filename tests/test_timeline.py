@@ -1,0 +1,166 @@
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from jupyter_gpumem.celltrace import CellTrace, LineLog
+from jupyter_gpumem.render.cells import detail_page
+from jupyter_gpumem.render.layout import to_html
+from jupyter_gpumem.render.timeline import Curve, timeline_block
+from jupyter_gpumem.timeline import COLUMNS, DeviceTimeline, timeline_of
+from tests.conftest import Shell, empty_gpu
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def loaded(shell: Shell) -> Shell:
+    torch.empty(1, device="cuda")
+    empty_gpu()
+    shell.run(
+        "import torch\ndef take(mib, device=0):\n    return torch.empty(mib << 20, dtype=torch.uint8).cuda(device)"
+    )
+    shell.run("%load_ext jupyter_gpumem")
+    return shell
+
+
+def timeline(shell: Shell, body: str, device: int = 0) -> DeviceTimeline:
+    shell.run(f"%%gpumem --timeline -q -o record\n{body}")
+    (found,) = [each for each in shell.ns["record"].timeline if each.device == device]
+    change = shell.ns["record"].devices[device]
+    assert found.most_requested_bytes + found.rounding_bytes == change.peak_allocated_bytes
+    assert found.moments[-1].reserved_bytes == change.after.reserved_bytes
+    assert [moment.seconds for moment in found.moments] == sorted(moment.seconds for moment in found.moments)
+    assert found.moments[-1].seconds <= found.seconds
+    return found
+
+
+def levels(found: DeviceTimeline) -> list[int]:
+    """Return the levels one after another, in MiB."""
+    seen = [moment.requested_bytes // MIB for moment in found.moments]
+    return [level for index, level in enumerate(seen) if not index or level != seen[index - 1]]
+
+
+def trace(events: list[tuple[int, str, int]], after: int = 0, reserved: int = 0, **changed: object) -> CellTrace:
+    log = LineLog()
+    log.add(0, 1)
+    log.add(500, 2)
+    values: dict[str, object] = {
+        "events": [{"time_us": time, "action": action, "size": nbytes} for time, action, nbytes in events],
+        "log": log,
+        "line_of": lambda event: log.at(event["time_us"]),
+        "source": ["first", "  second"],
+        "began_us": 0,
+        "ended_us": 1000,
+        "requested_after_bytes": after,
+        "reserved_after_bytes": reserved,
+        "peak_allocated_bytes": 100,
+        "since": None,
+        "cut": False,
+        **changed,
+    }
+    return CellTrace(0, "GPU 0", **values)  # type: ignore[arg-type]  # as the class names them
+
+
+def test_each_rise_and_fall_of_a_cell_is_there(loaded: Shell) -> None:
+    found = timeline(loaded, "a = take(64)\nb = take(32)\ndel a\nc = take(8)\ndel b")
+    assert levels(found) == [0, 64, 96, 32, 40, 8]
+    assert (found.peak_line, found.peak_source) == (3, "b = take(32)")
+
+
+def test_it_begins_with_what_was_there_before(loaded: Shell) -> None:
+    loaded.run("old = take(128)")
+    assert levels(timeline(loaded, "del old\nnew = take(64)")) == [128, 0, 64]
+
+
+def test_a_peak_inside_backward_has_the_line_that_called_it(loaded: Shell) -> None:
+    loaded.run("w = torch.ones(1 << 20, device='cuda', requires_grad=True)")
+    found = timeline(loaded, "loss = w.exp().sum()\npass\nloss.backward(torch.ones_like(loss))\npass")
+    assert found.peak_source == "loss.backward(torch.ones_like(loss))"
+
+
+def test_each_device_has_its_own_curve(loaded: Shell) -> None:
+    loaded.run("%%gpumem --timeline -q -o record\na = take(64)\nb = take(32, 1)")
+    assert [levels(found) for found in loaded.ns["record"].timeline] == [[0, 64], [0, 32]]
+
+
+def test_a_failing_cell_has_its_curve_too(loaded: Shell) -> None:
+    text = loaded.run("%%gpumem --timeline\na = take(64)\nraise KeyError").text
+    assert "GPU 0 over" in text
+    assert "in line 2" in text
+
+
+def test_both_reports_come_from_one_run(loaded: Shell) -> None:
+    text = loaded.run("%%gpumem --lines --timeline\na = take(64)").text
+    assert "GPU 0 by line" in text
+    assert "GPU 0 over" in text
+
+
+def test_without_the_option_nothing_is_traced(loaded: Shell) -> None:
+    loaded.run("%%gpumem -q -o record\na = take(64)")
+    assert loaded.ns["record"].timeline == ()
+    assert loaded.ns["record"].to_dict()["timeline"] == []
+
+
+def test_a_cell_that_starts_cuda_begins_at_nothing(kernel: object) -> None:
+    run = kernel.run  # type: ignore[attr-defined]
+    run("%load_ext jupyter_gpumem\n%gpumem simulate 1GiB")
+    run(
+        "%%gpumem --timeline -q -o record\nimport torch\na = torch.ones(1 << 20).cuda()\nb = torch.ones(1 << 20).cuda()"
+    )
+    found = run("[moment.requested_bytes >> 20 for moment in record.timeline[0].moments if moment.seconds == 0]")
+    assert found.result == "[0]"
+    assert run("record.timeline[0].moments[-1].requested_bytes >> 20").result == "8"
+
+
+def test_reserved_bytes_follow_the_segments() -> None:
+    found = timeline_of(
+        trace([(10, "segment_alloc", 50), (20, "alloc", 40), (30, "segment_map", 20), (40, "segment_free", 50)], 40, 20)
+    )
+    assert [(m.requested_bytes, m.reserved_bytes) for m in found.moments] == [
+        (0, 0),
+        (0, 50),
+        (40, 50),
+        (40, 70),
+        (40, 20),
+    ]
+
+
+def test_many_moments_are_thinned_to_their_extremes() -> None:
+    events = [(time, "alloc" if time % 2 else "free_completed", 10) for time in range(1, 1000)]
+    events += [(600, "alloc", 7), (600, "free_completed", 7)]
+    found = timeline_of(trace(sorted(events), after=10))
+    assert len(found.moments) <= 5 * (COLUMNS + 1)
+    assert found.most_requested_bytes == 17
+    assert found.moments[-1].requested_bytes == 10
+    assert found.rounding_bytes == 83
+
+
+def test_lines_are_told_by_the_time_they_took() -> None:
+    found = timeline_of(trace([(600, "alloc", 10)], after=10))
+    assert [(span.line, span.source, span.start_seconds, span.end_seconds) for span in found.lines] == [
+        (1, "first", 0.0, 0.0005),
+        (2, "second", 0.0005, 0.001),
+    ]
+    assert (found.peak_line, found.peak_seconds) == (2, 0.0006)
+
+
+def test_a_trace_that_lost_its_beginning_says_so_and_begins_later() -> None:
+    found = timeline_of(trace([(600, "alloc", 10)], after=10, cut=True))
+    assert found.moments[0].seconds == 0.0006
+    assert any("history was full" in span.text for row in timeline_block(found).rows for span in row)  # type: ignore[union-attr]
+
+
+def test_the_curve_in_characters_stands_as_high_as_the_memory() -> None:
+    found = timeline_of(trace([(250, "alloc", 80), (500, "free_completed", 60), (750, "free_completed", 20)]))
+    rows = [row[2:] for row in Curve(found).to_text().splitlines()]
+    assert rows[0] == " " * 18 + "█" * 19
+    assert rows[-1] == " " * 18 + "█" * 37
+
+
+def test_the_curve_in_html_is_well_formed_and_escaped(loaded: Shell) -> None:
+    loaded.run("%%gpumem --timeline -q -o record\na = take(64); '<script>'")
+    page = to_html(detail_page(loaded.ns["record"], ()))
+    assert "<script>" not in page
+    drawing = ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
+    assert [title.text for title in drawing.iter("title")][-1] == "line 2: a = take(64); '<script>'"
