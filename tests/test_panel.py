@@ -617,6 +617,25 @@ def test_release_acts_on_its_row_and_looks_again(looked: Callable[..., Setup], m
     assert "1.00 MiB given back to the device" in setup.html
 
 
+def test_a_click_on_the_row_that_moved_up_is_taken_for_a_double_click(
+    looked: Callable[..., Setup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released: list[str] = []
+
+    def release(_shell: object, one: Holder) -> FreeReport:
+        released.append(one.path)
+        return free_report(MIB)
+
+    monkeypatch.setattr("jupyter_gpumem.release.release_holder", release)
+    setup = looked(leak_report(holder("a", MIB), holder("b", MIB)))
+    press(setup, 0)
+    press(setup, 1)
+    assert released == ["a"]
+    setup.now[0] += 0.5
+    press(setup, 1)
+    assert released == ["a", "b"]
+
+
 def test_what_is_in_use_is_released_only_after_a_question(
     looked: Callable[..., Setup], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,7 +90,8 @@ class Actions:
             return
         waits = False
         try:
-            waits = self._answer(button, act)
+            # rows move up after a release: the second half of a double click may hit another one
+            waits = self._answer(button if button in self.controls else self._holders, act)
         finally:
             if not waits:
                 button.value = False

@@ -118,6 +118,36 @@ def test_every_control_is_reached_by_tab_and_pressed_by_keyboard(drawn: Notebook
     expect(drawn.button("Resume")).to_be_focused()
 
 
+def test_after_a_release_the_keyboard_is_at_the_next_row(lab: Server, open_notebook: Open) -> None:
+    notebook = open_notebook(lab, START, *(f"torch.ones({4 - n} << 20, device='cuda:0')" for n in range(3)))
+    notebook.run(0, 1, 2, 3)
+    notebook.expect_panel()
+    release = notebook.panel.get_by_title
+    notebook.button("Find leaks").focus()
+    notebook.page.keyboard.press("Enter")
+    release("Release Out[3]").focus(timeout=20_000)
+    # the next row, the last one left, and the words of the answer where no row is left
+    for focused in (release("Release Out[4]"), release("Release Out[2]"), release("Release x").last):
+        notebook.page.keyboard.press("Enter")
+        expect(focused).to_be_focused(timeout=20_000)
+        # so soon after an answer a second press is taken for a part of the first
+        notebook.page.wait_for_timeout(500)
+    notebook.page.keyboard.press("Enter")
+    expect(notebook.panel.locator(".gm-row")).to_have_count(0, timeout=20_000)
+    expect(notebook.panel.locator(".gm-answer")).to_be_focused()
+
+
+@pytest.mark.parametrize("name", ["Free memory", "Find leaks", "Pause"])
+def test_a_pressed_button_keeps_the_keyboard(drawn: Notebook, name: str) -> None:
+    button = drawn.button(name)
+    button.focus()
+    drawn.page.keyboard.press("Enter")
+    drawn.execute("x.append(x[0] + 1)")
+    expect(drawn.panel.locator(".mod-active")).to_have_count(1 if name == "Pause" else 0, timeout=20_000)
+    drawn.page.wait_for_timeout(700)
+    expect(drawn.button("Resume" if name == "Pause" else name)).to_be_focused()
+
+
 def test_a_screen_reader_finds_region_names_figures_and_answers(drawn: Notebook) -> None:
     expect(drawn.page.get_by_role("region", name="GPU memory")).to_have_count(1)
     expect(drawn.panel.get_by_role("combobox", name="Device")).to_be_visible()

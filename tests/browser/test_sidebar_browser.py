@@ -149,7 +149,7 @@ def test_two_notebooks_of_one_kernel_share_its_panel(lab: Server, open_notebook:
     notebook.start(1)
     expect(notebook.panel.locator(".gm-busy")).to_contain_text("time.sleep(3)")
     expect(notebook.sidebar.locator(".gpumem-panel")).to_have_count(1)
-    # the first notebook has the one connection that hears of widgets: without it the second is told what to do
+    # the first notebook has the one connection that hears of widgets: the second takes over when it is closed
     notebook.page.evaluate(
         """() => {
           const {shell} = window.jupyterapp;
@@ -157,12 +157,14 @@ def test_two_notebooks_of_one_kernel_share_its_panel(lab: Server, open_notebook:
           void first.context.save().then(() => first.close());
         }"""
     )
-    expect(notebook.hint).to_contain_text("reload the page")
-    expect(notebook.hint.get_by_role("button")).to_be_hidden()
-    notebook.save()
-    notebook.open("sharing.ipynb")
-    notebook.tab.click()
+    notebook.page.wait_for_function("() => [...window.jupyterapp.shell.widgets('main')].length === 1")
     notebook.expect_panel()
+    expect(notebook.sidebar.locator(".gpumem-panel")).to_have_count(1)
+    notebook.start(1)
+    expect(notebook.panel.locator(".gm-busy")).to_contain_text("time.sleep(3)")
+    notebook.button("Free memory").click()
+    expect(notebook.answer).to_contain_text("left alone", timeout=3000)
+    expect(notebook.panel.locator(".gm-busy")).to_be_hidden(timeout=15_000)
 
 
 def test_where_no_window_with_the_sidebar_is_left_the_panel_is_shown_below_the_cell(

@@ -10,6 +10,7 @@
   'use strict';
 
   const NAME = 'jupyter_gpumem';
+  const WIDGETS = '@jupyter-widgets/jupyterlab-manager';
   const WIDGET_VIEW = 'application/vnd.jupyter.widget-view+json';
   const LOAD = '%load_ext jupyter_gpumem';
   const GONE = ['restarting', 'autorestarting', 'dead', 'terminating'];
@@ -71,7 +72,7 @@
     }
 
     class Sidebar extends lumino.Panel {
-      constructor(app, tracker) {
+      constructor(app, tracker, restored) {
         super();
         this.id = 'jupyter-gpumem-sidebar';
         this.title.caption = 'GPU memory';
@@ -81,6 +82,9 @@
         Object.assign(this.node.style, { overflow: 'hidden auto', background: 'var(--jp-layout-color1)', minWidth: '230px' });
         this.app = app;
         this.tracker = tracker;
+        // Notebook 7 restores no layout: the kernel whose panel is open lasts through a reload of the page
+        this.storage = restored ? null : window.sessionStorage;
+        this.reopen = this.storage && this.storage.getItem(NAME);
         this.entries = new Map(); // kernel id -> {notebook, kernel, comm, modelId, view, seen}
         this.revealed = new Set(); // kernels whose panel has opened by itself once
         this.languages = new Map(); // kernel id -> language name
@@ -92,6 +96,7 @@
         tracker.widgetAdded.connect((_, notebook) => this.watch(notebook));
         tracker.currentChanged.connect(() => this.refresh());
         document.addEventListener('visibilitychange', () => this.refresh());
+        this.keepFocus();
         window.addEventListener('pagehide', () => this.entries.forEach(entry => this.tell(entry, false)));
       }
 
@@ -117,8 +122,11 @@
       }
 
       hook(notebook, kernel) {
+        if (this.reopen === kernel.id) this.reveal();
+        this.reopen = null;
         // of several connections to one kernel in this page the first alone gets comms
         if (!kernel.handleComms) return;
+        kernel.disposed.connect(() => void this.inherit(kernel.id).catch(error => console.warn(NAME, error)));
         kernel.registerCommTarget(NAME, (comm, message) => this.attach(notebook, kernel, comm, message.content.data));
         this.find(notebook, kernel).catch(error => console.warn(NAME, error));
       }
@@ -133,6 +141,20 @@
           if (this.entries.has(kernel.id) || kernel.isDisposed || kernel.hasComm(id)) return;
           this.attach(notebook, kernel, kernel.createComm(NAME, id), {});
         }
+      }
+
+      /* The connection that gets the kernel's comms is closed: another notebook of this kernel takes over. */
+      async inherit(kernelId) {
+        const heir = this.tracker.find(notebook => {
+          const kernel = kernelOf(notebook);
+          return !!kernel && kernel.id === kernelId && !kernel.isDisposed;
+        });
+        if (!heir) return;
+        const { registerWidgetManager } = await shared(WIDGETS);
+        const kernel = kernelOf(heir);
+        kernel.handleComms = true;
+        registerWidgetManager(heir.context, heir.content.rendermime, []);
+        this.hook(heir, kernel);
       }
 
       attach(notebook, kernel, comm, data) {
@@ -208,6 +230,10 @@
             shown = shown || current;
           }
         }
+        if (kernel && this.storage) {
+          if (this.isVisible) this.storage.setItem(NAME, kernel.id);
+          else this.storage.removeItem(NAME);
+        }
         this.hint.setHidden(shown);
         if (!shown) this.explain(kernel);
       }
@@ -252,6 +278,38 @@
         }
       }
 
+      /* The rows are made anew after a release: who goes by the keyboard stays where the pressed button was. */
+      keepFocus() {
+        const visible = selector => [...this.node.querySelectorAll(selector)].filter(node => node.offsetParent);
+        let held = null;
+        let row = -1;
+        this.node.addEventListener('focusin', event => {
+          held = event.target;
+          row = visible('.gm-row button').indexOf(held);
+        });
+        this.node.addEventListener('focusout', event => {
+          if (event.relatedTarget && !this.node.contains(event.relatedTarget)) held = null;
+        });
+        // a key held down would release one row after the other
+        this.node.addEventListener('keydown', event => {
+          if (event.repeat && event.key === 'Enter') event.preventDefault();
+        });
+        new MutationObserver(() => {
+          if (!held) return;
+          const [answer] = visible('.gm-answer');
+          if (document.activeElement === document.body && !held.offsetParent && answer) {
+            const place = row;
+            answer.tabIndex = -1;
+            answer.focus();
+            row = place; // its row is drawn in a moment
+          }
+          if (row >= 0 && document.activeElement === answer) {
+            const buttons = visible('.gm-row button');
+            if (buttons.length) buttons[Math.min(row, buttons.length - 1)].focus();
+          }
+        }).observe(this.node, { childList: true, subtree: true });
+      }
+
       /* Tell the kernel whether this window shows its panel: it draws only then. */
       tell(entry, seen) {
         if (entry.seen === seen) return;
@@ -289,7 +347,7 @@
       requires: [notebookModule.INotebookTracker],
       optional: [applicationModule.ILayoutRestorer],
       activate(app, tracker, restorer) {
-        const sidebar = new Sidebar(app, tracker);
+        const sidebar = new Sidebar(app, tracker, !!restorer);
         app.shell.add(sidebar, 'right', { rank: 600 });
         if (restorer) restorer.add(sidebar, sidebar.id);
       }
