@@ -11,6 +11,7 @@ StepKey = Literal["names", "outputs", "error", "debugger", "code", "garbage", "w
 
 GRAPH_KEEPS_WORKSPACES = "kept: a CUDA graph may use them"
 CAPTURE_KEEPS_CACHE = "kept: a CUDA graph is being captured"
+CELL_ALLOCATES = "collected; the cell allocates too, so how much came of it is not known"
 CACHE_WAITS = "returned when the cell ends: a CUDA graph may be under capture now"
 
 

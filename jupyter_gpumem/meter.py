@@ -43,6 +43,11 @@ class Meter:
         self._steps[key] = replace(known, items=known.items + items, changes=changes)
         self._now = now
 
+    def add(self, step: FreeStep) -> None:
+        """Add a step that was measured elsewhere."""
+        self._steps[step.key] = step
+        self._now = self._read()
+
     def note(self, key: StepKey, reason: str) -> None:
         """Say why a step, or the rest of it, was left out."""
         self._steps[key] = replace(self._steps.get(key, FreeStep(key)), note=reason)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpumem import allocator, cuts
+from jupyter_gpumem import allocator, beside, cuts
 from jupyter_gpumem.errors import GpuMemError
 from jupyter_gpumem.freed import (
     CACHE_WAITS,
@@ -92,12 +92,12 @@ def free_running() -> FreeReport:
     cell has ended.
     """
     meter = Meter()
-    meter.step("garbage", _collect)
+    meter.add(beside.collect(_collect))
     # freeing device memory breaks a capture in whatever thread it runs, and only its own thread can see it
     if allocator.graph_may_be_alive():
         meter.note("cache", CACHE_WAITS)
     else:
-        meter.step("cache", _return_cache)
+        meter.add(beside.return_cache())
     return replace(meter.report(), while_running=True)
 
 

@@ -19,16 +19,16 @@ LAYERS = {
         references simgpu simgpu.build simgpu.locate tensors
     """,
     "work": """
-        accounts activations advice alike autocast calls cells celltrace changes containers contents copies cuts cutting cycles
-        describe dominators explain fits fitting held history holdings leak_report linemarks lines literals loops meter
-        moments names next_step oom parts passes paths provenance quick rebinding referrers rehearsal release remedies
-        replaced rerun roots scene search shares stamps surroundings timeline together trail trails unreached variables where
+        accounts activations advice alike autocast beside calls cells celltrace changes containers contents copies cuts
+        cutting cycles describe dominators explain fits fitting held history holdings leak_report linemarks lines
+        literals loops meter moments names next_step oom parts passes paths provenance quick rebinding referrers
+        rehearsal release remedies replaced rerun roots scene search shares stamps surroundings timeline together trail
+        trails unreached variables where
     """,
     "show": """
-        monitor panel panel.actions panel.closing panel.holders panel.live plot render
-        render.account render.advise render.cells render.chart render.fit render.fits render.free
-        render.layout render.leaks render.lines render.oom render.panel render.panel_words render.timeline render.wire sampler sidebar
-        subshell viewers
+        monitor panel panel.actions panel.closing panel.holders panel.live plot render render.account render.advise
+        render.cells render.chart render.fit render.fits render.free render.layout render.leaks render.lines render.oom
+        render.panel render.panel_words render.timeline render.wire sampler sidebar subshell viewers
     """,
     "shell": "__init__ __main__ after_cell arguments cellmagic completion config extension magics",
 }

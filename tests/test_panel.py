@@ -584,6 +584,21 @@ def test_holders_are_listed_with_path_bytes_cell_and_remedy(looked: Callable[...
     assert "<b>x</b>" not in setup.html
 
 
+def test_rows_from_before_a_free_beside_a_running_cell_are_called_old(
+    looked: Callable[..., Setup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = looked(leak_report(holder("a", MIB)))
+    monkeypatch.setattr("jupyter_gpumem.release.free_running", lambda: free_report(MIB, while_running=True))
+    setup.recorder.current = record(1, setup.now[0], None)
+    assert "before Free memory" not in setup.html
+    setup.click("Free memory")
+    assert re.search(r"<h3>Held by, at [\d:]{8}, before Free memory</h3>", setup.html)
+    assert len(setup.panel._actions._holders.rows) == 1
+    setup.recorder.current = None
+    setup.click("Find leaks")
+    assert "before Free memory" not in setup.html
+
+
 def test_of_many_holders_twenty_are_shown_and_the_rest_are_summed(looked: Callable[..., Setup]) -> None:
     setup = looked(leak_report(*(holder(f"x{n}", MIB) for n in range(23))))
     assert len(setup.panel._actions._holders.rows) == 20

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from jupyter_gpumem.errors import GpuMemError
-from jupyter_gpumem.freed import CACHE_WAITS, CAPTURE_KEEPS_CACHE, GRAPH_KEEPS_WORKSPACES
+from jupyter_gpumem.freed import CACHE_WAITS, CAPTURE_KEEPS_CACHE, CELL_ALLOCATES, GRAPH_KEEPS_WORKSPACES
 from jupyter_gpumem.holders import Holder, Release
 from jupyter_gpumem.leak_report import find_leaks
 from jupyter_gpumem.release import FreeReport, free, free_cache, free_running, release_holder
@@ -370,6 +370,29 @@ def test_while_a_cell_runs_only_garbage_and_cache_go(gpu: Shell) -> None:
     assert given_back(report, "cache") == (0, 30 * MIB)
     assert gpu.ns["Out"][5] is gpu.ns["x"]
     assert hasattr(sys, "last_value")
+
+
+def test_what_the_running_cell_takes_and_frees_meanwhile_is_not_given_back(gpu: Shell) -> None:
+    gpu.run("c = [T(30)]; c.append(c); del c")
+
+    def take_and_free(_phase: str, _info: object) -> None:
+        # in the middle of the collection, as a cell's thread would
+        gpu.ns["kept"] = torch.empty(1000, device="cuda")
+
+    gc.callbacks.append(take_and_free)
+    report = free_running()
+    gc.callbacks.remove(take_and_free)
+    assert note(report, "garbage") == CELL_ALLOCATES
+    assert given_back(report, "garbage") == (0, 0)
+    assert report.returned_bytes == given_back(report, "cache")[1] == 30 * MIB
+
+
+def test_beside_a_cell_that_allocates_nothing_garbage_is_counted(gpu: Shell) -> None:
+    gpu.run("kept = T(5); c = [T(30)]; c.append(c); del c")
+    report = free_running()
+    assert note(report, "garbage") == ""
+    assert given_back(report, "garbage") == (30 * MIB, 0)
+    assert given_back(report, "cache") == (0, 30 * MIB)
 
 
 def test_the_cache_alone(gpu: Shell) -> None:

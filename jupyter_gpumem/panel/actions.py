@@ -151,6 +151,9 @@ class Actions:
         if self._recorder.running:
             report = release.free_running()
             self._cache_waits = self._cache_waits or report.cache_waits
+            # names are untouched, so the rows are worth keeping; the account's cache is not
+            self._account.value = ""
+            self._holders.mark_old()
             return (*free_words(report), _BUSY)
         report = release.free(self._shell)
         self._account.value = ""

@@ -28,6 +28,7 @@ class Holders:
         self._clock = clock
         self._rows = w.VBox()
         self._heading = w.HTML()
+        self._title = ""
         self._more = w.HTML()
         self.widget = w.VBox([self._heading, self._rows, self._more])
 
@@ -41,7 +42,12 @@ class Holders:
         old, self._rows.children = self._rows.children, ()
         for row in old:
             close_all(row)
-        self._heading.value = self._more.value = ""
+        self._heading.value = self._more.value = self._title = ""
+
+    def mark_old(self) -> None:
+        """Say in the heading that memory was freed since the rows were measured."""
+        if self._title:
+            self._heading.value = draw.render_heading(f"{self._title}, before Free memory")
 
     def show(self, report: "LeakReport") -> None:
         """Show who can give memory back, the largest first, then what is in use."""
@@ -49,7 +55,8 @@ class Holders:
         found = [*report.holders, *report.in_use]
         several = sum(device.allocated_bytes > 0 for device in report.devices) > 1
         self._rows.children = [self._row(holder, several) for holder in found[:_MOST_ROWS]]
-        self._heading.value = draw.render_heading(time.strftime("Held by, at %H:%M:%S")) if found else ""
+        self._title = time.strftime("Held by, at %H:%M:%S") if found else ""
+        self._heading.value = draw.render_heading(self._title) if found else ""
         self._more.value = draw.render_more(found[_MOST_ROWS:])
 
     def _row(self, holder: "Holder", several_devices: bool) -> w.HBox:
