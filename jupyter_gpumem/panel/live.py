@@ -26,6 +26,8 @@ _MOST_DRAWS = 600  # of one window's length: a pixel of time or two
 _NOT_STARTED_SECONDS = 5.0  # between two questions to NVML while CUDA is not started
 _TICK_BYTES = 3072
 _ENVELOPE_BYTES = 772  # of each message: its headers, and the names of what it changes
+_QUICK_SECONDS = 0.1  # between ticks while a picture that somebody waits for is sent in parts
+_QUICK_TICKS = 8
 
 
 class PanelOptions(Protocol):
@@ -60,8 +62,9 @@ class Panel:
         self._device: int | None = None
         self._drawn_device: int | None = None
         self._drawn: object = None
-        self._shown = self._inline = self._seen_in_sidebar = self._new_choice = False
-        self._whole = self._figures_wait = False
+        self._shown = self._inline = self._seen_in_sidebar = False
+        self._new_choice = self._figures_wait = False
+        self._quick_ticks = 0
         self._left: set[w.Widget] = set()
         self._chart, self._chart_seen, self._chart_time = "", (-1, 0.0), 0.0
         self._places: list[w.Widget] = []
@@ -139,7 +142,7 @@ class Panel:
         """Draw only while somebody looks; samples are taken from the first time on, so the chart has no gap."""
         shown = (self._inline and bool(self._open_places)) or self._seen_in_sidebar
         if shown and not self._shown:
-            self._whole = True
+            self._quick_ticks = _QUICK_TICKS
             self._sampler.start()
             self._poke()
         self._shown = shown
@@ -162,7 +165,7 @@ class Panel:
 
     def _choice_made(self) -> None:
         """Draw once, also while paused: the picture is of what was chosen."""
-        self._new_choice = self._whole = True
+        self._new_choice, self._quick_ticks = True, _QUICK_TICKS
         self._poke()
 
     def _paused(self, change: dict[str, Any]) -> None:
@@ -176,8 +179,8 @@ class Panel:
         reading = self._monitor.read()
         if not self._shown or (self._pause.value and not self._new_choice):
             return
-        self._new_choice = False
         if not reading.snapshots:
+            self._new_choice, self._quick_ticks = False, 0
             running = self._recorder.current
             state: object = (self._monitor.clock() // _NOT_STARTED_SECONDS, running and running.started)
             if state != self._drawn:
@@ -192,6 +195,9 @@ class Panel:
             # a chart that is not due yet stays, and the next tick tries again
             self._drawn = state if self._draw(reading, device) else None
             self._after_drawing()
+        if self._quick_ticks:
+            self._quick_ticks -= 1
+            self._sampler.interval_seconds = _QUICK_SECONDS
 
     def _state(self, reading: Reading, device: int) -> object:
         """Return everything the picture depends on, but for the passing of time."""
@@ -213,7 +219,8 @@ class Panel:
         self._drawn_device = device
         use = self._monitor.use(device, snapshot)
         parts = draw.live_parts(reading.kind, snapshot, use)
-        self._offer_devices(reading, device)
+        if self._offer_devices(reading, device):
+            return False
         texts = {
             self._busy: draw.render_busy(self._recorder.current),
             self._head: draw.render_head(reading, device),
@@ -227,7 +234,10 @@ class Panel:
         room = _TICK_BYTES - _ENVELOPE_BYTES - wire_bytes(figures)
         fresh = self._draw_chart(device, snapshot.total_bytes, room)
         self._live.value = figures + self._chart
-        return fresh and all(widget.value == text for widget, text in texts.items())
+        written = all(widget.value == text for widget, text in texts.items())
+        if written:
+            self._new_choice, self._quick_ticks = False, 0
+        return fresh and written
 
     def _write(self, texts: dict[w.HTML, str]) -> bool:
         """Write the texts that changed, as many as one tick may send; return whether the figures have to wait.
@@ -237,15 +247,13 @@ class Panel:
         changed = [(widget, text) for widget, text in texts.items() if widget.value != text]
         # what found no room the last time goes first
         changed.sort(key=lambda pair: pair[0] not in self._left)
-        # what was just opened or chosen comes whole
-        whole, self._whole = self._whole, False
-        self._figures_wait = bool(changed) and not self._figures_wait and not whole
-        if self._figures_wait or whole:
+        self._figures_wait = bool(changed) and not self._figures_wait
+        if self._figures_wait:
             room = _TICK_BYTES
             self._left = {widget for widget, _text in changed}
             for widget, text in changed:
                 room -= _ENVELOPE_BYTES + wire_bytes(text)
-                if room >= 0 or whole:
+                if room >= 0:
                     widget.value = text
                     self._left.discard(widget)
         return self._figures_wait
@@ -269,9 +277,13 @@ class Panel:
         self._names.value = self._live.value = self._lines.value = self._neighbours.value = ""
         self._busy.value = draw.render_busy(self._recorder.current)
 
-    def _offer_devices(self, reading: Reading, device: int) -> None:
+    def _offer_devices(self, reading: Reading, device: int) -> bool:
+        """Fill the device chooser where the devices have changed; return whether that was this tick's share."""
         options = [(reading.names[index][0], index) for index in reading.snapshots]
-        if list(self._devices.options) != options:
-            self._devices.options = options
-            self._devices.value = device
+        if list(self._devices.options) == options:
+            return False
+        self._devices.options = options
+        self._devices.value = device
         self._devices.layout.display = "" if len(options) > 1 else "none"
+        self._quick_ticks = _QUICK_TICKS
+        return True
