@@ -40,6 +40,8 @@ class Node:
     """The order in which the steps were made."""
     parameter: int | None = None
     """The address of the tensor that gets the gradient, for the last step of backward."""
+    address: int = 0
+    """Where the step's object was while the graph was read."""
 
     @property
     def operation(self) -> str:
@@ -71,6 +73,11 @@ class Activations:
     def nbytes(self) -> int:
         """The bytes that are saved, parameters and buffers left out."""
         return sum(one.nbytes for one in self.saved().values())
+
+    @property
+    def steps(self) -> frozenset[int]:
+        """Where the objects of the steps were, those left out that end in a parameter: several passes share them."""
+        return frozenset(node.address for node in self.nodes if node.parameter is None)
 
     def passes(self) -> list["Activations"]:
         """Return the graphs that have no step in common, such as those of several losses, the latest first."""
@@ -111,18 +118,19 @@ class Activations:
         wanted = set(parameters)
         return any(node.parameter in wanted for node in self.nodes if node.parameter is not None)
 
-    def batch(self) -> tuple[int, int]:
+    def batch(self, dimension: int = 0) -> tuple[int, int]:
         """Return the number of samples, as far as shapes tell, and the bytes that grow with it.
 
-        It is the largest number that divides the leading dimension of nearly all that is saved: a layer that
-        flattens ``(batch, time, …)`` saves ``batch * time`` rows.
+        It is the largest number that divides the leading dimension, or the one given of three and more, of nearly
+        all that is saved: a layer that flattens ``(batch, time, …)`` saves ``batch * time`` rows.
         """
         saved = self.saved().values()
         total = sum(one.nbytes for one in saved)
         leading: dict[int, int] = {}
         for one in saved:
             if len(one.shape) > 1:
-                leading[one.shape[0]] = leading.get(one.shape[0], 0) + one.nbytes
+                rows = one.shape[dimension if len(one.shape) > 2 else 0]
+                leading[rows] = leading.get(rows, 0) + one.nbytes
         largest = sorted(leading, key=lambda rows: -leading[rows])[:_MOST_DIMENSIONS]
         for size in sorted({math.gcd(a, b) for a in largest for b in largest}, reverse=True):
             growing = sum(nbytes for rows, nbytes in leading.items() if size and rows % size == 0)

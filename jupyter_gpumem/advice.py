@@ -3,7 +3,7 @@
 Each figure is read from what is on the device at that moment; advice that does not apply is not given.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from jupyter_gpumem.device import cuda_started, torch_module
 from jupyter_gpumem.heap import Clock, Heap, OutOfTimeError, collector_paused
 from jupyter_gpumem.holders import Holder, LeakReport
 from jupyter_gpumem.leak_report import find_leaks
+from jupyter_gpumem.occupants import kept_by, recognised
 from jupyter_gpumem.roots import Roots
 from jupyter_gpumem.scene import Scene
 from jupyter_gpumem.surroundings import about_cache, about_fragments, about_host, about_limit, about_processes
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
 _MIN_BYTES = 1024**2
+_FREES = "%gpu_free"
 _BUDGET_SECONDS = 10.0
 
 
@@ -58,7 +60,9 @@ def advise_at_failure(
     """Say at the moment a request fails what to change in the code that runs, from what its calls hold then."""
     names = variables_at(shell, spots)
     if shortage.is_too_large:
-        found = _on_scene(shell, names, spots, device, lambda scene: list(fitting_batch(scene, shortage)))
+        found = _on_scene(
+            shell, names, spots, device, lambda scene: list(fitting_batch(scene, shortage)), shortage.hidden_bytes
+        )
     else:
         found = _on_scene(
             shell,
@@ -66,6 +70,7 @@ def advise_at_failure(
             spots,
             device,
             lambda scene: [*what_to_change(scene), *fitting_batch(scene, shortage), *lighter_weights(scene)],
+            shortage.hidden_bytes,
         )
     return tuple(found or ())
 
@@ -94,12 +99,22 @@ def _sorted(found: Iterable[Advice]) -> tuple[Advice, ...]:
     return tuple(sorted((one for one in found if one.nbytes >= _MIN_BYTES), key=lambda one: -one.nbytes))
 
 
+def _in_one_line(holders: Sequence[Holder]) -> Iterator[Advice]:
+    """Say once what lets go of errors and garbage: one command does for all of them."""
+    kept = [holder for holder in holders if holder.remedy == _FREES]
+    if kept:
+        names = " and ".join(dict.fromkeys(kept_by(holder.path) for holder in kept))
+        nbytes = kept[0].keeps_bytes if len(kept) == 1 else sum(holder.shown_bytes for holder in kept)
+        yield Advice("holder", f"kept by {names}", nbytes, _FREES, kept[0].note)
+
+
 def _on_scene(
     shell: "InteractiveShell | None",
     names: dict[str, Any],
     spots: Sequence[Spot],
     device: int | None,
     advise_on: Callable[[Scene], list[Advice]],
+    hidden_bytes: int = 0,
 ) -> list[Advice] | None:
     """Return the advice that one scan of the heap gives, None where time ran out; drops the scan before returning."""
     torch: ModuleType | None = torch_module()
@@ -112,7 +127,8 @@ def _on_scene(
             live = live_tensors(Heap(clock, roots.starts()), torch, "cuda", clock)
         except OutOfTimeError:
             return None
-        scene = Scene(live, torch, names, device, spots, namespace_of(shell).keys())
+        own = namespace_of(shell)
+        scene = Scene(live, torch, names, device, spots, own.keys(), (own, shell), hidden_bytes)
         found = advise_on(scene)
         del scene, live
     return found
@@ -127,15 +143,20 @@ def _about_holders(scene: Scene, leaks: LeakReport, changes: Iterable[Advice]) -
     """Say what each holder gives back, but for copies of a model, of which more is known."""
     copies = {advice.label.split(":")[0] for advice in changes if advice.subject == "duplicate"}
     found = []
-    for holder in leaks.holders:
+    for holder in _other(leaks.holders):
         advice = _with_values(scene, holder) or _from_holder(holder)
         if advice is not None and holder.expression not in copies:
             found.append(advice)
-    return found
+    return [*found, *_in_one_line(leaks.holders)]
 
 
-def _from_holders(holders: Iterable[Holder]) -> list[Advice]:
-    return [advice for holder in holders if (advice := _from_holder(holder)) is not None]
+def _from_holders(holders: Sequence[Holder]) -> list[Advice]:
+    found = [advice for holder in _other(holders) if (advice := _from_holder(holder)) is not None]
+    return [*found, *_in_one_line(holders)]
+
+
+def _other(holders: Sequence[Holder]) -> list[Holder]:
+    return [holder for holder in holders if holder.remedy != _FREES]
 
 
 def _from_holder(holder: Holder) -> Advice | None:
@@ -143,7 +164,7 @@ def _from_holder(holder: Holder) -> Advice | None:
     if not holder.remedy:
         return None
     subject = "kept loss" if "item()" in holder.remedy else "holder"
-    return Advice(subject, holder.path, holder.keeps_bytes, holder.remedy, holder.note)
+    return Advice(subject, recognised(holder.path), holder.keeps_bytes, holder.remedy, holder.note)
 
 
 def _with_values(scene: Scene, holder: Holder) -> Advice | None:

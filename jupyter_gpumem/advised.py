@@ -27,6 +27,7 @@ class Shortage:
     """A request that failed: what it asked for, and what was free on the device and in torch's cache, in bytes.
 
     ``most_bytes`` is what this process could take with nothing else on the device, ``limit_bytes`` its own limit.
+    ``hidden_bytes`` are those that no Python object explains: C++ code that still runs has made them.
     """
 
     asked_bytes: int
@@ -34,6 +35,7 @@ class Shortage:
     cached_bytes: int
     most_bytes: int | None = None
     limit_bytes: int | None = None
+    hidden_bytes: int = 0
 
     @property
     def room_bytes(self) -> int:

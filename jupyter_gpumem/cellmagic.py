@@ -8,6 +8,7 @@ from IPython.core.error import UsageError
 
 from jupyter_gpumem.arguments import gpumem_cell_parser
 
+_ASKS_FOR_HELP = re.compile(r"%%(gpumem|gpu_fit)\s(.*\s)?(-h|--help)\s*$")
 _LINE = re.compile(r"%%gpumem(?:\s+(?P<options>.*))?\s*$")
 # these run the cell below them in place; others (%%bash, %%writefile) only take it as text
 _TRANSPARENT = ("%%time", "%%timeit", "%%prun", "%%capture")
@@ -17,8 +18,11 @@ def strip_magic_line(lines: list[str]) -> list[str]:
     """Take the line ``%%gpumem`` off a cell (an IPython cleanup transform: no side effects).
 
     A blank line stays in its place, so that tracebacks keep their line numbers, unless a cell magic follows. A
-    line with a mistake, ``--help`` or ``?`` is left to the registered magic, which answers it.
+    line with a mistake, ``--help`` or ``?`` is left to the registered magic, which answers it; for help it gets a
+    body, without which IPython would not call it.
     """
+    if len(lines) == 1 and _ASKS_FOR_HELP.match(lines[0]):
+        return [*lines, "\n"]
     if not lines or _options_of(lines[0]) is None:
         return lines
     body = lines[1:]

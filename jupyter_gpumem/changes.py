@@ -22,7 +22,7 @@ _BUILT_IN = ("activation_checkpointing_enable", "gradient_checkpointing_enable",
 
 
 def _smaller_batch(scene: Scene) -> Iterator[Advice]:
-    samples, nbytes = scene.largest.batch()
+    samples, nbytes = scene.batch(scene.largest)
     if samples < 2 or not nbytes or scene.is_evaluation:
         return
     half = samples // 2
@@ -167,7 +167,7 @@ def _whole_state_bytes(scene: Scene, optimizer: object) -> int:
 
 def lighter_weights(scene: Scene) -> Iterator[Advice]:
     """Say what models that do not train would take in half precision."""
-    if scene.role_bytes("gradient") or scene.optimizers or scene.activations.nbytes:
+    if scene.in_backward or scene.role_bytes("gradient") or scene.optimizers or scene.activations.nbytes:
         return
     if any(plain_attribute(module, "training") for module in scene.forwards):
         return
@@ -192,10 +192,10 @@ def what_to_change(scene: Scene) -> Iterator[Advice]:
 
 def fitting_batch(scene: Scene, shortage: Shortage) -> Iterator[Advice]:
     """Say which batch is certainly too large, where the request that failed belongs to the only pass there is."""
-    samples, _growing = scene.latest.batch()
-    if not scene.in_forward or scene.has_other_passes or samples < 2:
+    samples, growing = scene.batch(scene.latest)
+    if not scene.in_forward or (scene.has_other_passes and not scene.recomputes) or samples < 2:
         return
-    under_way = scene.latest.nbytes
+    under_way = growing if scene.recomputes else max(scene.latest.nbytes, growing)
     # what torch still has cached lies in pieces of segments that are in use, and a new segment is rounded up
     needed, room = under_way + shortage.asked_bytes + _ROUNDING_BYTES, under_way + shortage.free_bytes
     fitting = samples * room // needed

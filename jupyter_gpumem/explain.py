@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from jupyter_gpumem.blocks import Block, is_library_workspace
 from jupyter_gpumem.tensors import LiveStorage
 
+_MOST_WORKSPACES = 8  # one for each thread that uses a library on a stream
+
 
 @dataclass(slots=True)
 class RoleSum:
@@ -63,7 +65,20 @@ def explain(used: Sequence[Block], storages: Iterable[LiveStorage]) -> Explained
             explained.outside_count += 1
     for index, block in enumerate(used):
         _explain_block(explained, block, inside.get(index, []))
+    _leave_few_workspaces(explained)
     return explained
+
+
+def _leave_few_workspaces(explained: Explained) -> None:
+    """Take what is as large as a workspace, but far too often on one stream, for what it is: made by other code."""
+    groups: dict[tuple[int, int], list[Block]] = {}
+    for block in explained.workspaces:
+        groups.setdefault((block.stream, block.requested_bytes), []).append(block)
+    for blocks in groups.values():
+        for block in blocks[1:] if len(blocks) > _MOST_WORKSPACES else ():
+            explained.workspaces.remove(block)
+            explained.unexplained.append(block)
+            explained.unexplained_bytes += block.size_bytes
 
 
 def _explain_block(explained: Explained, block: Block, storages: list[LiveStorage]) -> None:

@@ -54,8 +54,9 @@ class FitsDevice:
 class FitsCell:
     """One code cell that was run; ``number`` counts the notebook's code cells from 1.
 
-    ``sizes_read`` counts the numbers read from the device that may have decided a size, ``failed_requests``
-    the requests for memory that failed, handled by the cell or not.
+    ``sizes_read`` counts the numbers read from the device that may have decided a size, ``decisions`` what else
+    the cell decided by such numbers (a comparison, a whole number made of one), ``failed_requests`` the requests
+    for memory that failed, handled by the cell or not.
     """
 
     number: int
@@ -65,6 +66,12 @@ class FitsCell:
     devices: tuple[FitsDevice, ...]
     sizes_read: int
     failed_requests: int
+    decisions: int = 0
+
+    @property
+    def depends_on_values(self) -> bool:
+        """Whether the cell may do something else where numbers are real."""
+        return bool(self.sizes_read or self.decisions)
 
     @property
     def peak_bytes(self) -> int:
@@ -133,7 +140,7 @@ def _verdict(cells: list[FitsCell], failure: FitsFailure | None, reason: str | N
     if reason is not None:
         return "could not be run"
     # a cell that went on after an out-of-memory error did something else than it was written for
-    return "fits at least" if any(cell.sizes_read or cell.failed_requests for cell in cells) else "fits"
+    return "fits at least" if any(cell.depends_on_values or cell.failed_requests for cell in cells) else "fits"
 
 
 def _read(path: Path) -> "NotebookNode":
@@ -285,6 +292,7 @@ def _cell(number: int, message: dict[str, Any]) -> FitsCell:
         devices,
         message["sizes_read"],
         message["failed_requests"],
+        message["decisions"],
     )
 
 

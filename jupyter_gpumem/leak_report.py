@@ -1,7 +1,7 @@
 """Who holds the memory: the leak report, marks and their differences, and what some values hold."""
 
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -50,6 +50,7 @@ def find_leaks(
     min_bytes: int = 0,
     budget_seconds: float | None = 10.0,
     progress: Progress | None = None,
+    passed_over: Container[int] = (),
 ) -> LeakReport:
     """Say who holds each byte of device memory, and what gives it back. Frees nothing and keeps nothing alive.
 
@@ -65,6 +66,8 @@ def find_leaks(
         The search is cut short, and the report says so, after so many seconds; None is no limit.
     progress
         Called with the stage and the seconds so far, past one second.
+    passed_over
+        Running frames, by address, whose locals name no holder: those of a library's code.
 
     Returns
     -------
@@ -72,7 +75,7 @@ def find_leaks(
         All sizes in bytes. Without CUDA it speaks of CPU tensors.
     """
     clock = Clock(budget_seconds, progress)
-    return _report(shell, device, min_bytes, clock, None)
+    return _report(shell, device, min_bytes, clock, None, passed_over)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +138,18 @@ def diff(since: Mark, shell: "InteractiveShell | None" = None, *, budget_seconds
 
 
 def _report(
-    shell: "InteractiveShell | None", device: int | None, min_bytes: int, clock: Clock, old: set[Key] | None
+    shell: "InteractiveShell | None",
+    device: int | None,
+    min_bytes: int,
+    clock: Clock,
+    old: set[Key] | None,
+    passed_over: Container[int] = (),
 ) -> LeakReport:
     probe = current_probe()
     torch = torch_module()
     found = _Findings([], {}, [], True, [])
     if torch is not None:
-        scan(lambda: _search(shell, torch, probe, clock, found, old))
+        scan(lambda: _search(shell, torch, probe, clock, found, old, passed_over))
     devices = [index for index in probe.devices() if device is None or index == device]
     return LeakReport(
         kind=probe.kind,
@@ -160,10 +168,11 @@ def _search(
     clock: Clock,
     found: _Findings,
     old: set[Key] | None,
+    passed_over: Container[int],
 ) -> None:
     try:
         with plain_reads(torch):
-            roots = Roots(shell)
+            roots = Roots(shell, passed_over)
             before = read_blocks() if probe.kind == "cuda" else ()
             # from here on the heap keeps alive what there is: what another thread makes is not in it
             heap = Heap(clock, roots.starts())

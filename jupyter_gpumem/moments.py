@@ -9,6 +9,7 @@ from jupyter_gpumem.advice import advise_at_failure
 from jupyter_gpumem.advised import Advice, Shortage
 from jupyter_gpumem.allocator import read_layouts
 from jupyter_gpumem.device import CudaProbe, cuda_started, limit_bytes, torch_module
+from jupyter_gpumem.occupants import OomHolder, find_occupants
 from jupyter_gpumem.where import Place, Spot, find_place
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ class OomMoment:
 
     ``free_bytes`` were free on the device, ``cached_bytes`` in torch's cache, in blocks of at most
     ``largest_free_bytes``. ``node`` is the step of ``backward()`` that asked, ``elsewhere`` the thread or
-    worker process that did, where that is not the main thread. ``account`` and ``changes``, what to change in the
-    code that ran, are of the same moment.
+    worker process that did, where that is not the main thread. ``account``, ``holders`` and ``changes``, what to
+    change in the code that ran, are of the same moment, or of the end of the cell where it is ``seen_late``.
     """
 
     device: int
@@ -39,13 +40,26 @@ class OomMoment:
     node: str | None = None
     elsewhere: str | None = None
     account: Account | None = None
+    holders: tuple[OomHolder, ...] = ()
     changes: tuple[Advice, ...] | None = None
+    seen_late: bool = False
 
     @property
     def others_bytes(self) -> int | None:
         """What other processes held."""
         part = None if self.account is None else self.account.part("others")
         return None if part is None else part.nbytes
+
+    @property
+    def hidden_bytes(self) -> int:
+        """What no Python object explains, while calls are under way: their C++ code has it."""
+        part = None if self.account is None or self.seen_late else self.account.part("unexplained")
+        return 0 if part is None else part.nbytes or 0
+
+    @property
+    def earlier(self) -> tuple[OomHolder, ...]:
+        """Errors and garbage from before the attempt that failed: what they held stood in its way."""
+        return () if self.seen_late else tuple(one for one in self.holders if one.state in ("earlier", "handling"))
 
     @property
     def is_in_worker(self) -> bool:
@@ -105,14 +119,28 @@ def read_moment(shell: "InteractiveShell", device: int, spots: Sequence[Spot]) -
 
 
 def look_around(shell: "InteractiveShell", moment: OomMoment, spots: Sequence[Spot]) -> OomMoment:
-    """Add what takes two scans of the heap: the account, and what to change in the code that ran."""
+    """Add what takes scans of the heap: the account, who holds how much, and what to change in the code that ran."""
     if not cuda_started():
         return replace(moment, changes=())
     account = next(iter(take_account(shell, moment.device)), None)
     moment = replace(moment, account=account)
     short = moment.shortage
+    if short is None or not short.is_too_large:
+        under_way = None if moment.seen_late else _words_under_way(moment)
+        moment = replace(moment, holders=find_occupants(shell, moment.device, spots, under_way, moment.hidden_bytes))
+    if short is not None:
+        # what failed before and is still there says nothing of how large this attempt may be
+        earlier_bytes = sum(one.nbytes for one in moment.earlier)
+        short = replace(short, free_bytes=short.free_bytes + earlier_bytes, hidden_bytes=moment.hidden_bytes)
     changes = () if short is None else advise_at_failure(shell, spots, moment.device, short)
     return replace(moment, changes=changes)
+
+
+def _words_under_way(moment: OomMoment) -> str:
+    if moment.node is not None:
+        return "the backward pass under way"
+    module = moment.place.module
+    return "the calls under way" if module is None else f"the forward pass under way, in {module}"
 
 
 def backward_node() -> str | None:

@@ -14,21 +14,10 @@ from jupyter_gpumem.moments import OomMoment, backward_node, look_around, read_m
 from jupyter_gpumem.observer import observer
 from jupyter_gpumem.replaced import still_bound
 from jupyter_gpumem.surroundings import about_worker
-from jupyter_gpumem.where import running_spots, traceback_spots
+from jupyter_gpumem.where import running_spots, traceback_spots, within_cell
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
-
-_HOLDERS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class OomHolder:
-    """One of those who held most when the cell had ended; no byte is told of two holders."""
-
-    path: str
-    nbytes: int
-    in_use: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +25,14 @@ class OomReport:
     """Why a cell ran out of memory, and what would help.
 
     ``failed`` counts the requests that failed in the cell. ``handled`` tells that the cell went on: ``moment`` is
-    then that of the first request, else of the one that ended the cell. ``holders`` are of the time the cell had
-    ended; ``advice`` is of that time too, but for what to change in the code that ran.
+    then that of the first request, else of the one that ended the cell. ``advice`` is of the time the cell had ended,
+    but for what to change in the code that ran.
     """
 
     cell: int | None
     failed: int
     handled: bool
     moment: OomMoment
-    holders: tuple[OomHolder, ...]
     advice: tuple[Advice, ...]
     simulated: bool
 
@@ -111,7 +99,7 @@ class Watcher:
         thread = threading.current_thread()
         # threads of torch's own, such as autograd's, are no threading.Thread: there the main thread waits
         is_users = thread is not threading.main_thread() and not isinstance(thread, threading._DummyThread)
-        spots = running_spots(thread if is_users else None)
+        spots = within_cell(self._shell, running_spots(thread if is_users else None))
         moment = replace(
             read_moment(self._shell, device, spots),
             asked_bytes=asked,
@@ -129,10 +117,7 @@ def _report(
 ) -> OomReport:
     leaks = find_leaks(shell, device=moment.device) if cuda_started() else None
     short, changes = moment.shortage, moment.changes or ()
-    holders: tuple[OomHolder, ...] = ()
     if leaks is not None and (short is None or not short.is_too_large):
-        largest = sorted((*leaks.holders, *leaks.in_use), key=lambda holder: -holder.shown_bytes)[:_HOLDERS]
-        holders = tuple(OomHolder(one.path, one.shown_bytes, one.section == "in use") for one in largest)
         old = still_bound(shell, record.number, moment.place.line, moment.device)
         if old is not None:
             changes = (*changes, Advice("replaced", old.label, old.nbytes, old.code, old.when))
@@ -140,7 +125,7 @@ def _report(
     simulated = current_probe().simulated()
     if moment.is_in_worker:
         advice = (about_worker(moment.asked_bytes or 0), *advice)
-    return OomReport(record.number, failed, handled, moment, holders, advice, simulated)
+    return OomReport(record.number, failed, handled, moment, advice, simulated)
 
 
 def _completed(
@@ -148,7 +133,7 @@ def _completed(
 ) -> OomMoment:
     """Return the moment, made up from the error's words and frames where nobody noted it."""
     worker = worker_of(error)
-    spots = traceback_spots((raised,) if raised is error else (raised, error))
+    spots = within_cell(shell, traceback_spots((raised,) if raised is error else (raised, error)))
     if noted is None or worker is not None:
         noted = replace(
             read_moment(shell, device_of(error), spots),
@@ -157,4 +142,4 @@ def _completed(
             total_bytes=total_bytes(error),
             elsewhere=worker,
         )
-    return noted if noted.changes is not None else look_around(shell, noted, spots)
+    return noted if noted.changes is not None else look_around(shell, replace(noted, seen_late=True), spots)

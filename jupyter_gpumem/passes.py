@@ -66,7 +66,7 @@ class _Reader:
 
     def read(self, item: Any, positions: Mapping[int, int]) -> Node:
         """Read one node of the graph."""
-        node = Node(type_name(item))
+        node = Node(type_name(item), address=id(item))
         following = _native(item, "next_functions")
         if following is None:  # a Function whose forward failed or still runs: torch 2.6 crashes where the rest is read
             return node

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem import simgpu
 from jupyter_gpumem.cells import CellRecord, CellRecorder
-from jupyter_gpumem.device import CudaProbe, cuda_started
+from jupyter_gpumem.device import CudaProbe, cuda_started, torch_module
 from jupyter_gpumem.oom import OomReport, Watcher
+from jupyter_gpumem.readouts import decisions, watch
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -20,6 +21,9 @@ def start(shell: "InteractiveShell", memory_bytes: int, devices: int) -> None:
     simgpu.activate(memory_bytes, devices=devices)
     # a notebook that turns a simulated GPU on itself gets the one asked for on the command line
     simgpu.activate = _already_on
+    torch = torch_module()
+    if torch is not None:
+        watch(torch)
     recorder = CellRecorder()
     reporter = _Reporter(shell)
     recorder.on_start.append(reporter.cell_started)
@@ -37,9 +41,11 @@ class _Reporter:
         self._shell = shell
         self._watcher = Watcher(shell)
         self._failures_before = 0
+        self._decisions_before = 0
 
     def cell_started(self, record: CellRecord, _raw_cell: str) -> None:
         self._failures_before = _failed_requests()
+        self._decisions_before = decisions()
         self._watcher.cell_started(record)
 
     def cell_ended(self, record: CellRecord, result: object) -> None:
@@ -48,7 +54,8 @@ class _Reporter:
         failed = _failed_requests() - self._failures_before
         report = self._watcher.report(record, result)
         failure = None if report is None or report.handled else _failure(report)
-        message = {**record.to_dict(), "failed_requests": failed, "failure": failure}
+        decided = decisions() - self._decisions_before
+        message = {**record.to_dict(), "failed_requests": failed, "decisions": decided, "failure": failure}
         self._shell.display_pub.publish({CELL_MIME: json.dumps(message)})
 
 
@@ -58,7 +65,7 @@ def _failure(report: OomReport) -> dict[str, Any]:
         "where": report.where,
         "asked_bytes": moment.asked_bytes,
         "free_bytes": moment.free_bytes,
-        "holders": [(holder.nbytes, holder.path) for holder in report.holders],
+        "holders": [(holder.nbytes, holder.path) for holder in moment.holders],
     }
 
 

@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -67,13 +67,14 @@ class _Container:
 
 
 class Roots:
-    """Every place the search backwards ends at."""
+    """Every place the search backwards ends at; ``passed_over`` are frames, by address, that are none."""
 
-    def __init__(self, shell: "InteractiveShell | None") -> None:
+    def __init__(self, shell: "InteractiveShell | None", passed_over: Container[int] = ()) -> None:
         self.stops: dict[int, Any] = {}
         """The containers to end at, by address."""
         self._containers: dict[int, _Container] = {}
         self._shell = shell
+        self._passed_over = passed_over
         if shell is not None:
             self._add_shell(shell)
         self._add_modules()
@@ -208,6 +209,8 @@ class Roots:
         main = threading.main_thread().ident
         for thread, frame in running_frames():
             code = frame.f_code
+            if id(frame) in self._passed_over:
+                continue
             # a thread's own frames hold the thread, which is in threading's table anyhow
             if code.co_filename.startswith((_OWN_FOLDER, threading.__file__)) or not code.co_flags & 0x1:
                 continue

@@ -4,19 +4,23 @@ import re
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import cached_property
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from jupyter_gpumem.activations import Activations
 from jupyter_gpumem.attributes import plain_attribute
 from jupyter_gpumem.frames import local_variables
-from jupyter_gpumem.heap import is_exactly
+from jupyter_gpumem.heap import is_exactly, type_namespace
+from jupyter_gpumem.living import Living, find_living
 from jupyter_gpumem.passes import parameters_of, read_activations, read_tensors
 from jupyter_gpumem.tensors import Key, LiveTensors
 from jupyter_gpumem.where import Spot, calls_of, forwards_of, is_recording, module_names, owner_of
 
 _BATCH_NAME = re.compile(r"bs|b|n|batch|.*batch.*", re.IGNORECASE)
 _FUNCTIONAL = ("torch/nn/functional.py", "torch\\nn\\functional.py")
+_NOTHING = Activations(())
+_CHECKPOINTS = "torch.utils.checkpoint"
+_LITTLE = 16 * 1024**2
 _ENGINE = "_engine_run_backward"  # where torch waits for its engine
 
 
@@ -31,17 +35,29 @@ class Scene:
         device: int | None,
         spots: Sequence[Spot] = (),
         notebook: Container[str] = (),
+        borders: Sequence[object] = (),
+        hidden_bytes: int = 0,
     ) -> None:
+        self._shape = type_namespace(torch._C.TensorBase)["shape"].__get__
         self.live, self.torch, self.names, self.device = live, torch, names, device
         self.notebook = notebook
         """The names among them that are the notebook's own."""
+        self.hidden_bytes = hidden_bytes
+        """What no Python object explains, at a failure: made by C++ code that still runs."""
         self.activations: Activations = read_activations(live, torch, device)
-        passes = [one for one in self.activations.passes() if one.nbytes] or [self.activations]
-        self.largest = max(passes, key=lambda one: one.nbytes)
-        """The graph that saved most: one forward pass, where several are kept."""
-        self.latest = passes[0]
+        calls = [frame for frame, _line in spots if frame.f_code.co_name != "<module>"]
+        called = [value for frame in calls for _name, value in local_variables(frame)]
+        # IPython's own names lead to IPython, which keeps the last error
+        visible = [value for name, value in names.items() if not name.startswith("_")]
+        self._living = find_living(called, visible, borders, live) if spots else Living()
+        passes = [one for one in self.activations.passes() if one.nbytes and not self._living.is_dead(one.steps)]
+        self.largest = max(passes, key=lambda one: one.nbytes, default=_NOTHING)
+        """The graph that saved most: one forward pass, where several are kept; at a failure none of before."""
+        self.latest = next((one for one in passes if self._living.is_under_way(one.steps)), _NOTHING)
         """The graph of the pass under way; without one what the running calls of a network hold."""
-        if not self.activations.nbytes and spots:
+        self.forwards = forwards_of(spots, torch)
+        """The networks whose forward pass is under way, outermost first."""
+        if not self.latest.nbytes and spots:
             self.latest = self._held_by_calls(spots)
             if is_recording(spots, torch):
                 self.largest = self.latest
@@ -50,8 +66,12 @@ class Scene:
         """The address of the optimizer whose step is under way."""
         self.in_backward = any(frame.f_code.co_name == _ENGINE for frame, _line in spots)
         """Whether a backward pass is under way."""
-        self.forwards = forwards_of(spots, torch)
-        """The networks whose forward pass is under way, outermost first."""
+        engine = next((at for at, (frame, _line) in enumerate(spots) if frame.f_code.co_name == _ENGINE), len(spots))
+        self.recomputes = bool(forwards_of(spots[engine:], torch)) or (self.in_backward and self._has_checkpoints())
+        """Whether the backward pass runs a forward pass once more, as checkpointing does: no graph has all it keeps."""
+        if self.recomputes:
+            under_way = [one for key, one in live.graph.tensors.items() if self._living.is_under_way((key,))]
+            self.latest = read_tensors(live, torch, under_way, device)
         losses = (str(frame.f_code.co_filename).endswith(_FUNCTIONAL) for frame, _line in spots)
         self._is_computing = bool(self.forwards) or any(losses)
         self.at_failure = bool(spots)
@@ -113,6 +133,35 @@ class Scene:
             items = tuple(value) if is_exactly(value, (list, tuple)) else (value,)  # type: ignore[arg-type]
         return [item for item in items if id(item) in self.live.graph.tensors]
 
+    def batch(self, one: Activations) -> tuple[int, int]:
+        """Return the number of samples of a pass and the bytes that grow with it.
+
+        Where no graph has all of them, because a forward pass is run once more or C++ code has them, they are
+        told by the shapes of all tensors of the calls under way that have no other role.
+        """
+        samples, nbytes = self._samples(one)
+        is_hidden = self.in_forward and self.hidden_bytes > max(self.latest.nbytes, _LITTLE)
+        if not self.recomputes and not is_hidden:
+            return samples, nbytes
+        samples, _nbytes = self._samples(self.latest)
+        grown = {
+            key
+            for address, tensor in self.live.graph.tensors.items()
+            if samples > 1 and self._living.is_under_way((address,)) and address not in self._living.dead
+            if any(rows and rows % samples == 0 for rows in tuple(self._shape(tensor))[:2])
+            for key in self.live.keys_of(address)
+            if self.live.storages[key].role in ("other", "saved for backward") and self.device in (None, key[0])
+        }
+        return samples, sum(self.live.storages[key].nbytes for key in grown) + self.hidden_bytes
+
+    def _samples(self, one: Activations) -> tuple[int, int]:
+        """Return the samples of a pass; some layers take their batch as the second dimension by default."""
+        if any(plain_attribute(module, "batch_first") is False for module in self.live.modules):
+            samples, nbytes = one.batch(1)
+            if samples > 1:
+                return samples, nbytes
+        return one.batch()
+
     @property
     def has_other_passes(self) -> bool:
         """Whether graphs of several passes are kept."""
@@ -121,7 +170,7 @@ class Scene:
     @property
     def in_forward(self) -> bool:
         """Whether a forward pass, or the loss after it, is under way: what is asked for grows with its batch."""
-        return not self.in_backward and not self.steps and self._is_computing
+        return not self.steps and (self.recomputes or (not self.in_backward and self._is_computing))
 
     def in_graph(self, parameters: Iterable[Any]) -> bool:
         """Tell whether a graph that is alive leads to one of some parameters."""
@@ -154,9 +203,17 @@ class Scene:
             for key in self.live.keys_of(id(tensor))
         }
 
+    def _has_checkpoints(self) -> bool:
+        hooks = (child for found in self.live.graph.links.values() for child, how in found if how == "hook")
+        return any(type(one) is FunctionType and one.__globals__.get("__name__") == _CHECKPOINTS for one in hooks)
+
     def _held_by_calls(self, spots: Sequence[Spot]) -> Activations:
         """Return what the running calls of a network hold: under ``no_grad`` and in compiled code there is no graph."""
-        values = (value for frame in calls_of(self.torch.nn.Module, spots) for _name, value in local_variables(frame))
+        calls = calls_of(self.torch.nn.Module, spots)
+        if self.forwards and issubclass(type(self.forwards[-1]), self.torch.nn.RNNBase):
+            # its initial states have the batch as their second dimension, whatever its input has
+            calls = [frame for frame in calls if frame.f_code.co_name != "forward"]
+        values = (value for frame in calls for _name, value in local_variables(frame))
         tensors = {id(one): one for value in values for one in self.tensors_in(value)}
         return read_tensors(self.live, self.torch, tensors.values(), self.device)
 

@@ -16,6 +16,8 @@ from jupyter_gpumem.provenance import CellFinder
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+# what IPython calls the body of %%time, %%timeit and %%prun, whose lines it counts from the body's first
+_BODIES = ("<timed exec>", "<timed eval>", "<magic-timeit>", "<string>")
 _MOST_MODULES = 20_000
 _OURS = str(Path(__file__).parent)
 _LIBRARIES = ("site-packages", "dist-packages", f"{Path(threading.__file__).parent}")
@@ -87,14 +89,24 @@ def traceback_spots(errors: Iterable[BaseException]) -> list[Spot]:
     return spots
 
 
+def within_cell(shell: "InteractiveShell | None", spots: Sequence[Spot]) -> list[Spot]:
+    """Leave out the frames that called the cell: IPython's and the kernel's."""
+    cells = CellFinder(shell)
+    start = next((at for at, (frame, _line) in enumerate(spots) if _is_cell(frame, cells)), 0)
+    return list(spots[start:])
+
+
+def frames_of_libraries(shell: "InteractiveShell | None", spots: Sequence[Spot]) -> frozenset[int]:
+    """Return the addresses of the frames that run no code of the user's."""
+    cells = CellFinder(shell)
+    return frozenset(id(frame) for frame, _line in spots if not _is_users(frame, cells))
+
+
 def find_place(shell: "InteractiveShell | None", spots: Sequence[Spot]) -> Place:
     """Tell in which line of the cell, function and module of a network a chain of frames is."""
     cells = CellFinder(shell)
-    start = next((at for at, (frame, _line) in enumerate(spots) if _is_cell(frame, cells)), 0)
-    spots = spots[start:]
     users = [(frame, line) for frame, line in spots if _is_users(frame, cells)]
-    # the last one: the body of a cell that a magic runs comes after the call of the magic
-    line = next((line for frame, line in reversed(users) if _is_cell(frame, cells) and not _is_function(frame)), None)
+    line = _line_of_cell(spots, cells)
     inner = next(((frame, line) for frame, line in reversed(users) if _is_function(frame)), None)
     module = _module_path(shell, spots, [frame for frame, _line in users])
     if inner is None:
@@ -102,6 +114,20 @@ def find_place(shell: "InteractiveShell | None", spots: Sequence[Spot]) -> Place
     frame, inner_line = inner
     name, cell = frame.f_code.co_name, cells.of_file(_file(frame))
     return Place(line, name, cell, None if cell is not None else Path(_file(frame)).name, inner_line, module)
+
+
+def _line_of_cell(spots: Sequence[Spot], cells: CellFinder) -> int | None:
+    """Return the line of the cell: the last one, since the body of a magic comes after the magic's own line."""
+    found: int | None = None
+    in_magic = False
+    for frame, line in spots:
+        if _is_cell(frame, cells) and not _is_function(frame):
+            found, in_magic = line, False
+        elif frame.f_code.co_name == "run_cell_magic":
+            in_magic = True
+        elif in_magic and found is not None and _file(frame) in _BODIES:
+            found, in_magic = found + line, False
+    return found
 
 
 def namespace_of(shell: "InteractiveShell | None") -> dict[str, Any]:
@@ -192,7 +218,11 @@ def _module_path(shell: "InteractiveShell | None", spots: Sequence[Spot], users:
     namespaces += [dict(local_variables(frame)) for frame in users if _is_function(frame)]
     names = module_names(namespaces)
     known = [names[id(module)] for module in inner if id(module) in names]
-    return known[-1] if known else str(type.__dict__["__name__"].__get__(type(inner[-1])))
+    if known:
+        return known[-1]
+    # what torch.compile generates has a class that nobody wrote
+    classes = [type(one) for one in inner if not issubclass(type(one), torch.fx.GraphModule)]
+    return str(type.__dict__["__name__"].__get__(classes[-1])) if classes else "compiled code"
 
 
 def owner_of(frame: FrameType, kind: type = object) -> object | None:
@@ -222,7 +252,12 @@ def _is_users(frame: FrameType, cells: CellFinder) -> bool:
     file = _file(frame)
     if _is_cell(frame, cells):
         return True
-    return not (file.startswith(("<", _OURS)) or any(part in file for part in _LIBRARIES))
+    return not is_of_library(file)
+
+
+def is_of_library(file: str) -> bool:
+    """Tell whether a file is of Python, of an installed package or of this one."""
+    return file.startswith(("<", _OURS)) or any(part in file for part in _LIBRARIES)
 
 
 def _file(frame: FrameType) -> str:

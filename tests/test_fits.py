@@ -114,6 +114,28 @@ def test_a_size_that_depends_on_values_never_reads_as_plain_fits(tmp_path: Path)
     assert "fits" not in text
 
 
+def test_what_is_decided_by_a_number_of_the_device_is_said_and_what_only_shows_one_is_not(tmp_path: Path) -> None:
+    path = notebook(
+        tmp_path,
+        "import torch; x = torch.ones(1000, 4, device='cuda'); best = 1.0",
+        "rows = int(x.sum().float().item())",
+        "if x.sum() > 3:\n    pass",
+        "for batch in range(3):\n    seen = x.mean().item()\nprint(f'{seen / 3:.3f}')",
+        "if seen / 3 < best:\n    best = seen",
+        "rows = x.nonzero().shape[0]",
+        "torch.nn.utils.clip_grad_norm_([x], 1.0); x.mean().tolist(), repr(x)",
+        "rows = int(x[0, 0])",
+        "import json, io\nkept = io.BytesIO()\ntorch.save([seen, x[0].tolist()], kept)\nkept.seek(0)\n"
+        "assert json.dumps(torch.load(kept)) == '[0.0, [0.0, 0.0, 0.0, 0.0]]'",
+    )
+    report = rehearse(path, 2 * GIB)
+    assert report.exit_code == 4, report.reason
+    assert [cell.number for cell in report.cells if cell.depends_on_values] == [2, 3, 5, 6, 8]
+    lines = to_text(fits_page(report)).splitlines()
+    assert "in cells 6, 8 a size depends on values: the real figure can be larger" in lines
+    assert "in cells 2, 3, 5 a branch or a size may depend on values: the real figure can be larger" in lines
+
+
 def test_80_gib_can_be_filled_on_a_small_host(tmp_path: Path) -> None:
     path = notebook(
         tmp_path,

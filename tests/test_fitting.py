@@ -196,6 +196,13 @@ def test_margin_leaves_that_part_of_the_device_free_at_the_peak(ready: Shell) ->
     assert "6.50 GiB of GPU 0 left free (27 %)" in shown.text
 
 
+@pytest.mark.parametrize(("free", "words"), [(4_960, "(4.9 %)"), (5_000, "(5 %)"), (31_900, "(31 %)")])
+def test_what_is_short_of_a_margin_does_not_read_as_the_margin(free: int, words: str) -> None:
+    attempt = FitAttempt(8, "too little left", 0.1, "GPU 0", 1, free, 100_000)
+    report = FitReport("n", 4, (attempt, attempt), 1)
+    assert to_text(fit_page(report)).count(words) == 3
+
+
 def test_a_process_limit_counts_for_the_margin(ready: Shell) -> None:
     ready.run("n = 1; torch.cuda.set_per_process_memory_fraction(0.5)")
     try:

@@ -65,7 +65,9 @@ def test_a_mistake_gets_one_line(loaded: Shell, line: str, answer: str) -> None:
 
 @pytest.mark.parametrize("magic", ["%gpumem", "%gpumem leaks", "%gpumem history", "%gpu_free", "%%gpumem", "%%gpu_fit"])
 def test_help_is_shown_and_nothing_is_run(loaded: Shell, magic: str) -> None:
+    alone = loaded.run(f"{magic} --help")
     outputs = loaded.run(f"{magic} --help" + ("\nran = True" if magic.startswith("%%") else ""))
+    assert (alone.error, alone.stdout) == (None, outputs.stdout)
     assert outputs.error is None
     assert outputs.stdout.startswith(f"usage: {magic}")
     assert "ran" not in loaded.ns

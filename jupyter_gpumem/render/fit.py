@@ -1,8 +1,12 @@
 """What fitted, and every run that led there."""
 
+import math
+
 from jupyter_gpumem.render.layout import Block, Page, Row, Span, Style, exact, quiet, size
 from jupyter_gpumem.search import FitAttempt, FitReport
 from jupyter_gpumem.sizes import format_bytes
+
+_TENTHS_BELOW = 10
 
 
 def fit_page(report: FitReport) -> Page:
@@ -32,8 +36,10 @@ def _peak_and_room(attempt: FitAttempt) -> list[Span]:
 def _room(attempt: FitAttempt) -> str:
     if attempt.free_bytes is None or not attempt.total_bytes:
         return f"left free on {attempt.device}: unknown"
-    part = attempt.free_bytes / attempt.total_bytes
-    return f"{format_bytes(attempt.free_bytes)} of {attempt.device} left free ({round(100 * part)} %)"
+    percent = 100 * attempt.free_bytes / attempt.total_bytes
+    # never rounded up: what is short of a margin must not read as the margin
+    shown = math.floor(percent) if percent >= _TENTHS_BELOW else math.floor(10 * percent) / 10
+    return f"{format_bytes(attempt.free_bytes)} of {attempt.device} left free ({shown:g} %)"
 
 
 def _run(report: FitReport, attempt: FitAttempt) -> Row:

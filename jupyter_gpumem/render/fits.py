@@ -86,6 +86,8 @@ def _flags(cell: FitsCell) -> list[Span]:
         flags.append(Span("ran out of memory and went on", style="warn"))
     if cell.sizes_read:
         flags.append(quiet("a size here depends on values"))
+    elif cell.decisions:
+        flags.append(quiet("a branch or a size here may depend on values"))
     return flags
 
 
@@ -93,10 +95,13 @@ def _after_verdict(report: FitsReport) -> list[Row]:
     rows: list[Row] = []
     if report.failure is not None:
         rows += [(text,) for text in _request(report.failure)]
-    cells = [f"{cell.number}" for cell in report.cells if cell.sizes_read]
-    if cells:
-        where = f"cell {cells[0]}" if len(cells) == 1 else f"cells {', '.join(cells)}"
-        rows.append((quiet(f"in {where} a size depends on values: the real figure can be larger"),))
+    for what, cells in (
+        ("a size depends on values", [cell for cell in report.cells if cell.sizes_read]),
+        ("a branch or a size may depend on values", [c for c in report.cells if c.decisions and not c.sizes_read]),
+    ):
+        if cells:
+            where = f"cell{'s' if len(cells) > 1 else ''} {', '.join(str(cell.number) for cell in cells)}"
+            rows.append((quiet(f"in {where} {what}: the real figure can be larger"),))
     return rows
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from jupyter_gpumem.moments import OomMoment
-from jupyter_gpumem.oom import OomHolder, OomReport
+from jupyter_gpumem.occupants import OomHolder, kept_by
+from jupyter_gpumem.oom import OomReport
 from jupyter_gpumem.render.account import account_page
 from jupyter_gpumem.render.advise import advice_rows
 from jupyter_gpumem.render.layout import Block, Page, Row, Span, exact, quiet, shorten_path, size
@@ -12,17 +13,23 @@ from jupyter_gpumem.sizes import format_bytes
 _HOLDERS = 5
 _PATH_WIDTH = 70
 _MIN_BYTES = 1024**2
+# what held memory before the attempt began, and how one lets go of it
+_EARLIER = {
+    "earlier": "%gpu_free before the cell runs again gives that back",
+    "handling": "try again after the except block, where the error and its frames are gone",
+}
 
 
 def oom_page(report: OomReport) -> Page:
-    """Write the report; the largest holders and the advice are of the time the cell had ended."""
+    """Write the report: why, the account and the largest holders, and what would help."""
     moment = report.moment
     blocks = [Block(((Span(_headline(report), style="warn"),), *_why(moment)))]
     if moment.account is not None:
         blocks += account_page((moment.account,)).blocks[:1]
-    holders = [holder for holder in report.holders if holder.nbytes >= _MIN_BYTES][:_HOLDERS]
+    holders = [holder for holder in moment.holders if holder.nbytes >= _MIN_BYTES][:_HOLDERS]
     if holders:
-        when = "largest holders, now that the cell has ended"
+        when = "now that the cell has ended" if moment.seen_late else "at that moment"
+        when = f"largest holders, {when}"
         blocks.append(Block(tuple(_holder(holder) for holder in holders), indent=2, head=(quiet(when),)))
     if report.advice:
         rows = tuple(advice_rows(report.advice))
@@ -52,6 +59,13 @@ def _why(moment: OomMoment) -> Iterator[Row]:
         cached += f" but no block over {format_bytes(moment.largest_free_bytes)}"
     yield (Span(f"  {free}, {cached}", exact(moment.free_bytes)),)
     yield (Span(f"  {_cause(moment)}", style="strong"),)
+    for state, then in _EARLIER.items():
+        earlier = [holder for holder in moment.earlier if holder.state == state]
+        nbytes = sum(holder.nbytes for holder in earlier)
+        if nbytes >= _MIN_BYTES:
+            names = " and ".join(dict.fromkeys(kept_by(holder.path) for holder in earlier))
+            held = f"  {format_bytes(nbytes)} of it were still held by {names}: {then}"
+            yield (Span(held, exact(nbytes), style="strong"),)
 
 
 def _cause(moment: OomMoment) -> str:
@@ -74,5 +88,5 @@ def _missing(moment: OomMoment) -> int | None:
 
 
 def _holder(holder: OomHolder) -> Row:
-    words = [quiet("in use")] if holder.in_use else []
+    words = [quiet("in use")] if holder.state == "in use" else []
     return size(holder.nbytes), Span(shorten_path(holder.path, _PATH_WIDTH), holder.path), *words
