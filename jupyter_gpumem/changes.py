@@ -1,9 +1,10 @@
 """What to change in the training code, in the bytes that one scan of the heap found."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from jupyter_gpumem.activations import Block
 from jupyter_gpumem.advised import Advice, Shortage
 from jupyter_gpumem.attributes import plain_attribute, type_name
 from jupyter_gpumem.autocast import bytes_under_autocast
@@ -64,6 +65,17 @@ def _checkpointing(scene: Scene) -> Iterator[Advice]:
         return
     held = scene.held_by_variables()
     rows = find_blocks(scene.live, scene.torch, scene.modules)
+    for code, paths in _rows_by_code(scene, rows).items():
+        found = {path: scene.largest.checkpointed_bytes(rows[path], held) for path in paths}
+        worth = {path: rows[path] for path in paths if found[path][0]}
+        if worth:
+            largest = max(found[path][1] for path in worth)
+            nbytes = scene.largest.checkpointed_bytes(_in_a_row(worth), held)[0]
+            yield _about_rows(worth, _BY_HAND if code in rows else code, nbytes, largest)
+
+
+def _rows_by_code(scene: Scene, rows: Mapping[str, Sequence[Block]]) -> dict[str, list[str]]:
+    """Return the paths of the outermost rows of blocks by the code that checkpoints them, by hand by their own."""
     # a row inside a block of another row goes with that block
     outermost = [path for path in rows if not any(path.startswith(f"{other}[") for other in rows)]
     by_code: dict[str, list[str]] = {}
@@ -72,24 +84,25 @@ def _checkpointing(scene: Scene) -> Iterator[Advice]:
         built_in = next((name for name in _BUILT_IN if hasattr(type(scene.names.get(root)), name)), None)
         # a method of the model's own is for all of its rows at once
         by_code.setdefault(path if built_in is None else f"{root}.{built_in}()", []).append(path)
-    for code, paths in by_code.items():
-        found = {path: scene.largest.checkpointed_bytes(rows[path], held) for path in paths}
-        worth = [path for path in paths if found[path][0]]
-        if not worth:
-            continue
-        where = ", ".join(worth)
-        blocks = [block for path in worth for block in rows[path]]
-        in_a_row = [replace(block, number=number) for number, block in enumerate(blocks)]
-        kinds = " and ".join(sorted({block.kind for block in blocks}))
-        largest = max(found[path][1] for path in worth)
-        yield Advice(
-            "activation checkpointing",
-            f"checkpoint {where}: {len(blocks)} x {kinds}, {format_bytes(largest)} of activations each",
-            # what leaves one row enters the next: by themselves both keep it
-            scene.largest.checkpointed_bytes(in_a_row, held)[0],
-            _BY_HAND if code in rows else code,
-            f"for each block of {where}, which is computed once more in backward",
-        )
+    return by_code
+
+
+def _in_a_row(rows: Mapping[str, Sequence[Block]]) -> list[Block]:
+    """Return the blocks of several rows as one: what leaves one row enters the next, by themselves both keep it."""
+    blocks = [block for row in rows.values() for block in row]
+    return [replace(block, number=number) for number, block in enumerate(blocks)]
+
+
+def _about_rows(rows: Mapping[str, Sequence[Block]], code: str, nbytes: int, largest_bytes: int) -> Advice:
+    blocks, where = _in_a_row(rows), ", ".join(rows)
+    kinds = " and ".join(sorted({block.kind for block in blocks}))
+    return Advice(
+        "activation checkpointing",
+        f"checkpoint {where}: {len(blocks)} x {kinds}, {format_bytes(largest_bytes)} of activations each",
+        nbytes,
+        code,
+        f"for each block of {where}, which is computed once more in backward",
+    )
 
 
 def _evaluation(scene: Scene) -> Iterator[Advice]:
