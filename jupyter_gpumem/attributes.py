@@ -72,6 +72,17 @@ def is_part_of(owner: object, above: object, item: object) -> bool:
     return owner is not None and (above is owner or is_instance_dict(owner, above) or is_instance_dict(owner, item))
 
 
+def is_guarded(owner: object) -> bool:
+    """Tell whether deleting an attribute runs code of the user's, or is refused as by a frozen dataclass."""
+    bases = [type_namespace(base) for base in type_mro(type(owner))]
+    for method in ("__setattr__", "__delattr__"):
+        function = next((base[method] for base in bases if method in base), None)
+        # torch's own does what one expects
+        if type(function) is FunctionType and not str(function.__globals__.get("__name__")).startswith("torch."):
+            return True
+    return False
+
+
 def _slot(parent: object, child: object) -> str | None:
     for base in type_mro(type(parent)):
         for name, field in type_namespace(base).items():

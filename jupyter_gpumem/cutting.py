@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from jupyter_gpumem.attributes import type_name
+from jupyter_gpumem.attributes import is_guarded, type_name
 from jupyter_gpumem.graph import is_node_type
 from jupyter_gpumem.heap import is_exactly, is_made_by_class, type_namespace
 from jupyter_gpumem.held import ROOT, RootHolder
@@ -194,7 +194,9 @@ class Cutter:
             return item is not None
         if issubclass(kind, (type, BaseException, self._torch._C.TensorBase)) or is_node_type(kind):
             return False
-        return is_made_by_class(kind) and not self._shares.is_model(item) and not _has_frame(item)
+        if not is_made_by_class(kind) or self._shares.is_model(item) or _has_frame(item):
+            return False
+        return not is_guarded(item)
 
     def _split_model(self, node: int, holder: RootHolder) -> Iterator[Share]:
         """Part what a model keeps besides its parameters and buffers from the model."""

@@ -12,12 +12,14 @@ from jupyter_gpumem.cycles import garbage_words
 from jupyter_gpumem.heap import is_exactly
 from jupyter_gpumem.held import RootHolder
 from jupyter_gpumem.holders import Holder, Kind, Release
+from jupyter_gpumem.machinery import Machinery
+from jupyter_gpumem.places import Place, Places
 from jupyter_gpumem.provenance import CellFinder
-from jupyter_gpumem.remedies import Remedy, Situation, remedy_for, together
+from jupyter_gpumem.remedies import Remedy, Situation, joined, remedy_for, together, with_imports
 from jupyter_gpumem.shares import Share, Shares
 from jupyter_gpumem.tensors import TensorFacts, tensor_facts
 from jupyter_gpumem.trail import Trail
-from jupyter_gpumem.trails import Place, Trails
+from jupyter_gpumem.trails import Trails
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -62,6 +64,8 @@ class Describer:
         self._variables = vars(sys.modules["__main__"]) if shell is None else shell.user_ns
         self._cells = CellFinder(shell)
         self._trails = Trails(shares, self._cells, torch)
+        self._places = Places(shares, self._trails)
+        self._machinery = Machinery(shares, self._trails)
         self._contents = Contents(shares, self._trails)
         self._shared_told: set[int] = set()
 
@@ -111,8 +115,9 @@ class Describer:
             shown = replace(shown, text=f"cache of {shown.words} (lru_cache)", tail="", inside="cache")
         group, alike = self._trails.group(end, shown.text)
         situation = self._situation(share, holder, cut, shown, end, alike)
-        remedy = remedy_for(situation)
-        path = ", ".join((group + shown.tail, *shown.via))
+        remedy = self._later(share) or remedy_for(situation)
+        text = shown.text if shown.inside == "iterator" else group  # nobody can index an iterator
+        path = ", ".join((text + shown.tail, *shown.via))
         note = self._note(holder, item, alike)
         return _Draft(
             path=path,
@@ -149,7 +154,7 @@ class Describer:
         variable = holder.slots[0].text if holder.kind == "variable" and holder.slots[0].code else None
         lead = facts or next((member for member in members if member is not None), None)
         keys = self._shares.live.keys_of(id(item))
-        place = self._trails.place(holder, share.node) if cut.code is not None else Place(None)
+        place = self._place(share, holder) if cut.code is not None else Place(None)
         return Situation(
             kind="inner" if share.inner and holder.kind == "variable" else holder.kind,
             cut=shown.code or cut.code if shown.inside == "cache" else cut.code,
@@ -177,6 +182,21 @@ class Describer:
             finalizer=self._finalizer(share),
             handle=self._trails.handle(holder),
         )
+
+    def _later(self, share: Share) -> Remedy | None:
+        """Return the remedy for what is kept for later by a timer, an event loop or a pool of threads."""
+        code = None if share.in_use else self._machinery.release(share)
+        if code is None:
+            return None
+        return with_imports(code, "or let it run") if code else Remedy("", (), "let it run: nobody has what cancels it")
+
+    def _place(self, share: Share, holder: RootHolder) -> Place:
+        """Return how to let go of a share within its holder, where every reference to it must go."""
+        place = self._places.place(holder, share.node)
+        removals = self._places.removals((holder,), share.node)
+        if len(removals) == 1 or (not removals and len(self._shares.outer_sources(share.node)) == 1):
+            return place
+        return Place(joined(removals) or None)
 
     def _finalizer(self, share: Share) -> str | None:
         """Return the code for the ``weakref.finalize`` that keeps a share, empty where nobody has it."""
@@ -229,8 +249,24 @@ class Describer:
         variables = [holder for holder in share.holders if holder.kind == "variable"]
         names = [holder.slots[0].text for holder in variables if _is_data(holder.slots[0].target)]
         program = [holder.slots[0].text for holder in variables if not _is_data(holder.slots[0].target)]
-        others = [self._remedy_of_one(share, holder) for holder in share.holders if holder.kind != "variable"]
+        nothing = Trail("", None)
+        others = [
+            remedy_for(self._situation(share, holder, nothing, nothing, share.node, []))
+            for holder in share.holders
+            if holder.kind != "variable"
+        ]
         remedy = together(names, program, others, in_shell=self._in_shell)
+        is_near = not share.in_use and (not remedy.releases or any(owner.kind == "class" for owner in share.holders))
+        removals = self._places.removals(share.holders, share.node) if is_near and len(share.nodes) == 1 else ()
+        later = self._later(share)
+        if later is not None:
+            remedy, share.keeps = later, share.own
+            ways = ["work that waits in a pool of threads"] if "shutdown" in later.code or not later.code else ways
+        elif removals:
+            whole = [name for name in names if f"del {name}" in removals]
+            rest = [removal for removal in removals if removal.removeprefix("del ") not in whole]
+            others = [with_imports(joined(rest))] if rest else []
+            remedy, share.keeps = together(whole, [], others, in_shell=self._in_shell), share.own
         cells = [self._cells.that_set(name) for name in (*names, *program)]
         kinds = {holder.kind for holder in share.holders}
         return _Draft(
@@ -241,12 +277,6 @@ class Describer:
             remedy=remedy,
             note="together" if len(kinds) and not share.in_use else "",
         )
-
-    def _remedy_of_one(self, share: Share, holder: RootHolder) -> Remedy:
-        code = self._trails.taken_out(holder, share.node) if len(share.nodes) == 1 else None
-        if code is not None:
-            return Remedy(code, (Release("code", code=code),))
-        return remedy_for(self._situation(share, holder, Trail("", None), Trail("", None), share.node, []))
 
     def _ways(self, share: Share) -> list[str]:
         """Name the holders by where in each the memory is, when there is one thing to find, else by themselves."""

@@ -39,10 +39,11 @@ from jupyter_gpumem.containers import (
 from jupyter_gpumem.device import torch_module
 from jupyter_gpumem.frames import Suspended
 from jupyter_gpumem.graph import is_node_type
-from jupyter_gpumem.heap import type_mro, type_namespace
+from jupyter_gpumem.heap import is_exactly, is_made_by_class, type_mro, type_namespace
 from jupyter_gpumem.trail import Step, Trail
 
 _MOST_STEPS = 60  # a list in a list a thousand times over has no path worth reading
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 
 
 def walk(trail: Trail, chain: Sequence[Any]) -> Trail:
@@ -63,6 +64,30 @@ def _step(trail: Trail, chain: Sequence[Any], at: int) -> Step:
         if issubclass(type(parent), kind):
             return step(trail, chain, at) or _instance(trail, chain, at)
     return _torch(trail, chain, at) or _instance(trail, chain, at)
+
+
+def _iterator(trail: Trail, chain: Sequence[Any], at: int) -> Step:
+    """Go from an iterator in C past the iterators and containers it works through: no code reaches into those."""
+    place = at + 1
+    while place < len(chain) - 1 and (is_exactly(chain[place], _CONTAINERS) or _is_iterator(chain[place])):
+        place += 1
+    if trail.inside == "iterator":
+        return trail, place - at
+    within = "in " if trail.text.startswith("local ") else ""
+    named = trail.at(f"the iterator {within}{trail.text} ({type_name(chain[at])})", tail=trail.tail)
+    return replace(named, inside="iterator"), place - at
+
+
+def _is_iterator(item: object) -> bool:
+    """Tell whether an object is an iterator that no Python code makes up."""
+    kind = type(item)
+    has_next = any("__next__" in type_namespace(base) for base in type_mro(kind))
+    # what tee() shares between its iterators
+    return (
+        (has_next or type_name(item) == "_tee_dataobject")
+        and not is_made_by_class(kind)
+        and not issubclass(kind, Suspended)
+    )
 
 
 def _landmark(trail: Trail, item: object) -> Trail:
@@ -126,6 +151,8 @@ def _instance(trail: Trail, chain: Sequence[Any], at: int) -> Step:
             return result
     if type_name(parent) == "ndarray":
         return array_step(trail, chain, at)
+    if _is_iterator(parent):
+        return _iterator(trail, chain, at)
     if type(parent) is Context:
         return _context(trail, chain, at)
     if type_name(parent) == "_local":

@@ -123,29 +123,40 @@ def _frame(situation: Situation) -> Remedy:
 def _context(situation: Situation) -> Remedy:
     if situation.handle is None:
         return Remedy("", (), "set the context variable to None where it was set")
-    return _with_imports(f"{situation.handle}.set(None);", "a context variable keeps its value in this context")
+    return with_imports(f"{situation.handle}.set(None);", "a context variable keeps its value in this context")
 
 
 def _task(situation: Situation) -> Remedy:
     if situation.handle is None:
         return Remedy("", (), "let it end, or cancel it")
-    return _with_imports(situation.handle, "or let it end; a cancelled task keeps its frame while something has it")
+    return with_imports(situation.handle, "or let it end; a cancelled task keeps its frame while something has it")
 
 
-def _with_imports(code: str, note: str = "") -> Remedy:
+def with_imports(code: str, note: str = "") -> Remedy:
     """Return code as the remedy, its import written as a user would.
 
     It ends in a semicolon where the call returns what it lets go: the output cache would keep that.
     """
     release = (Release("code", code=code),)
-    for module in ("sys", "asyncio"):
+    for module in ("sys", "asyncio", "threading"):
         if f"__import__('{module}')" in code:
             code = f"import {module}; " + code.replace(f"__import__('{module}')", module)
     return Remedy(code, release, note)
 
 
+def joined(removals: Sequence[str]) -> str:
+    """Return statements that remove references as one line, each ``del`` joined with the one before."""
+    lines: list[str] = []
+    for removal in removals:
+        if lines and lines[-1].startswith("del ") and removal.startswith("del "):
+            lines[-1] += f", {removal.removeprefix('del ')}"
+        else:
+            lines.append(removal)
+    return "; ".join(lines)
+
+
 def _unknown(situation: Situation) -> Remedy:
-    return Remedy("", (), "held by C code or by a call under way")
+    return Remedy("", (), "held by C code (atexit and signal keep what they were given) or by a call under way")
 
 
 _SPECIAL = {
@@ -192,7 +203,7 @@ def _kept_error(error: str) -> Remedy:
 
 def _finalizer(path: str) -> Remedy:
     note = "a weakref.finalize keeps it until its object goes"
-    return _with_imports(f"{path}.detach();", note) if path else Remedy("", (), note)
+    return with_imports(f"{path}.detach();", note) if path else Remedy("", (), note)
 
 
 def _is_small_view(situation: Situation) -> bool:
@@ -237,7 +248,7 @@ def _inner(situation: Situation) -> Remedy:
         return Remedy(*_drop(situation, situation.variable))
     else:
         code = situation.deletion or ""
-    return _with_imports(code) if code else Remedy("", ())
+    return with_imports(code) if code else Remedy("", ())
 
 
 def together(names: Sequence[str], program: Sequence[str], others: Sequence[Remedy], *, in_shell: bool) -> Remedy:

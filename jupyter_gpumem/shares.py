@@ -53,6 +53,8 @@ class Shares:
         self.count: dict[int, list[int]] = {}
         for device in self.devices:
             self._add_up(device)
+        self._first, self._last = self._intervals()
+        self._into: list[list[int]] | None = None
         self._sources = self._count_sources()
         self._top = self._tops()
         self.sharing = self._who_shares()
@@ -140,13 +142,25 @@ class Shares:
 
     def _count_sources(self) -> list[int]:
         """Count for each node those that refer to it and would stay without it."""
-        first, last = self._intervals()
         sources = [0] * len(self.graph.objects)
         for source in self._order:
             for target in set(self.graph.successors[source]):
-                if not first[target] <= first[source] <= last[target]:
+                if not self.is_under(source, target):
                     sources[target] += 1
         return sources
+
+    def is_under(self, node: int, above: int) -> bool:
+        """Tell whether a node is another one or goes with it."""
+        return self._first[above] <= self._first[node] <= self._last[above]
+
+    def outer_sources(self, node: int) -> list[int]:
+        """Return what refers to a node and would stay without it."""
+        if self._into is None:
+            self._into = [[] for _ in self.graph.objects]
+            for source in self._order:
+                for target in dict.fromkeys(self.graph.successors[source]) if source != ROOT else ():
+                    self._into[target].append(source)
+        return [source for source in self._into[node] if not self.is_under(source, node)]
 
     def _intervals(self) -> tuple[list[int], list[int]]:
         """Return numbers such that what a node dominates lies between its first and its last one."""

@@ -3,17 +3,14 @@
 import itertools
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
-from types import FunctionType, MemberDescriptorType, ModuleType
+from types import ModuleType
 from typing import Any
 
-from jupyter_gpumem.attributes import instance_dict, plain_attribute, type_module, type_name
+from jupyter_gpumem.attributes import plain_attribute, type_module, type_name
 from jupyter_gpumem.frames import Suspended
 from jupyter_gpumem.graph import is_node_type
-from jupyter_gpumem.heap import type_mro, type_namespace
 from jupyter_gpumem.held import RootHolder
 from jupyter_gpumem.holders import Kind
-from jupyter_gpumem.literals import is_plain_name, literal
 from jupyter_gpumem.paths import walk
 from jupyter_gpumem.provenance import CellFinder
 from jupyter_gpumem.roots import Slot
@@ -21,15 +18,6 @@ from jupyter_gpumem.shares import Share, Shares
 from jupyter_gpumem.trail import Trail
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
-_FIXED = (tuple, set, frozenset)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a reference lies: the code that removes it, None where none does, and whether it can be set anew."""
-
-    deletion: str | None
-    is_assignable: bool = False
 
 
 class Trails:
@@ -113,38 +101,6 @@ class Trails:
                     stack.append(target)
         return self.trail(holder, error).code
 
-    def place(self, holder: RootHolder, node: int) -> Place:
-        """Return what can be done to the one reference that a path to a node ends with."""
-        path = [step for step in self._graph.path_to(node)[1:] if self._graph.objects[step] is not None]
-        code = self.trail(holder, node).code
-        if code is None or len(path) < 2:
-            is_name = code is not None and is_plain_name(code.rsplit(".", 1)[-1])
-            return Place(f"del {code}" if is_name else None, is_assignable=is_name)
-        above, item = self._graph.objects[path[-2]], self._graph.objects[node]
-        owner = self._graph.objects[path[-3]] if len(path) > 2 else None
-        if type(above) is dict and issubclass(type(owner), type):
-            return _place_in_class(self.trail(holder, path[-3]).code, above, item)
-        if type(above) is dict and owner is not None and instance_dict(owner) is above:
-            return _place_in_instance(owner, code)
-        if issubclass(type(above), dict):
-            return _place_in_dict(self.trail(holder, path[-2]).code, above, item, code)
-        if issubclass(type(above), (list, deque)):
-            return Place(f"del {code}", is_assignable=True)
-        if issubclass(type(above), _FIXED):
-            return Place(None)
-        return _place_in_instance(above, code)
-
-    def taken_out(self, holder: RootHolder, node: int) -> str | None:
-        """Return the code that takes a node out of the class a holder is, None where more than that holds it."""
-        entries = [
-            entry for entry in self._shares.entries([node])[node] if self._graph.path_to(entry)[0] == holder.node
-        ]
-        namespace = self._graph.objects[entries[0]] if len(entries) == 1 else None
-        path = self._graph.path_to(entries[0]) if entries else []
-        if holder.kind != "class" or type(namespace) is not dict or len(path) != 3:
-            return None
-        return _place_in_class(holder.slots[0].code, namespace, self._graph.objects[node]).deletion
-
     def finalizer(self, share: Share) -> object:
         """Return the ``weakref.finalize`` whose registry is on the way to a share, None where none is."""
         objects = [self._graph.objects[step] for step in self._graph.path_to(share.node)]
@@ -226,36 +182,6 @@ class Trails:
         chain = [self._graph.objects[step] for step in steps if self._graph.objects[step] is not None]
         slot = self._slot(holder, chain[0] if chain else None)
         return str(walk(self._begin(holder, slot), chain))
-
-
-def _place_in_class(owner: str | None, namespace: dict[Any, Any], item: object) -> Place:
-    key = next((key for key, value in namespace.items() if value is item), None)
-    if owner is None or type(key) is not str:
-        return Place(None)
-    return Place(f"del {owner}.{key}" if is_plain_name(key) else f"delattr({owner}, {key!r})")
-
-
-def _place_in_instance(owner: object, code: str) -> Place:
-    name = code.rsplit(".", 1)[-1]
-    if not is_plain_name(name):
-        return Place(f"del {code}" if code.endswith("]") and not code.startswith("list(") else None)
-    bases = [type_namespace(base) for base in type_mro(type(owner))]
-    for method in ("__setattr__", "__delattr__"):
-        # a frozen dataclass refuses, and so may code of the user's; torch's own does not
-        function = next((base[method] for base in bases if method in base), None)
-        if type(function) is FunctionType and not str(function.__globals__.get("__name__")).startswith("torch."):
-            return Place(None)
-    field = next((base[name] for base in bases if name in base), None)
-    return Place(f"del {code}", is_assignable=type(field) in (type(None), MemberDescriptorType))
-
-
-def _place_in_dict(owner: str | None, items: dict[Any, Any], item: object, code: str) -> Place:
-    for position, (key, value) in enumerate(dict.items(items)):
-        if value is item:
-            if literal(key) is not None:
-                return Place(f"del {code}", is_assignable=True)
-            return Place(None if owner is None else f"del {owner}[list({owner})[{position}]]")
-    return Place(None)
 
 
 def _verb(kind: Kind) -> str:

@@ -1,0 +1,113 @@
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+from jupyter_gpumem.holders import Holder
+from jupyter_gpumem.leak_report import find_leaks
+from tests.conftest import Shell
+
+MIB = 1024**2
+PREPARE = (
+    "%load_ext jupyter_gpumem\n"
+    'import torch, sys, threading\ndef T(): return torch.empty(1 << 18, device="cuda")\nclass K: pass\nclass L: pass'
+)
+
+
+def run_remedy(shell: Shell, **wanted: Any) -> tuple[Holder, int]:
+    """Run the remedy of the only holder that is as wanted; return it and the bytes that came back."""
+    (holder,) = (
+        one for one in find_leaks(shell.ip).holders if all(getattr(one, key) == value for key, value in wanted.items())
+    )
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    assert shell.run(holder.remedy).error is None
+    gc.collect()
+    return holder, before - torch.cuda.memory_allocated()
+
+
+@pytest.mark.parametrize(
+    ("cell", "remedy"),
+    [
+        ("K.x = K.y = T()", "del K.x, K.y"),
+        ("K.x = T(); K.kept = [K.x, K]", "del K.x, K.kept[0]"),
+        ("class Inner: pass\nK.Inner = Inner; Inner.x = K.x = T(); del Inner", "del K.x, K.Inner.x"),
+        ("K.f = lambda a=T(): a\nK.g = K.f", "del K.f, K.g"),
+        ("K.a, K.b = L(), L()\nK.a.t = K.b.t = T()", None),
+        ("K.x = T(); K.y = K.x[:10]", None),
+        ("K.x = L.x = T()", None),
+        ("k = K(); k.q = K.z = T()", None),
+        ("x = T(); K.x = x", "%gpu_free x\ndel K.x"),
+    ],
+)
+def test_what_a_class_has_twice_is_taken_out_of_every_place(shell: Shell, cell: str, remedy: str | None) -> None:
+    shell.run(PREPARE)
+    shell.run(cell)
+    holder, freed = run_remedy(shell, keeps_bytes=MIB)
+    assert freed == MIB
+    assert remedy in (None, holder.remedy)
+
+
+def test_what_a_module_has_twice_is_taken_out_of_both_places(shell: Shell) -> None:
+    shell.run(PREPARE)
+    shell.run(
+        "import types\nmine = types.ModuleType('mine'); sys.modules['mine'] = mine\nmine.a = mine.b = T(); del mine"
+    )
+    holder, freed = run_remedy(shell)
+    shell.run("del sys.modules['mine']")
+    assert holder.keeps_bytes == freed == MIB
+
+
+def test_a_tensor_set_on_two_submodules_is_taken_off_both(shell: Shell) -> None:
+    shell.run(PREPARE)
+    shell.run("m = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.ReLU())\nm[0].seen = m[1].seen = [T()]")
+    _holder, freed = run_remedy(shell)
+    assert freed == MIB
+
+
+def test_attributes_of_a_frozen_object_go_with_it(shell: Shell) -> None:
+    shell.run(PREPARE)
+    shell.run(
+        "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass D:\n    a: object\n    b: object\n"
+        "d = D(T(), T())"
+    )
+    holder, freed = run_remedy(shell)
+    assert (holder.path, holder.keeps_bytes, freed) == ("d", 2 * MIB, 2 * MIB)
+
+
+def test_a_timer_is_cancelled_and_not_taken_apart(shell: Shell) -> None:
+    shell.run(PREPARE)
+    for cell in (
+        "timer = threading.Timer(900, print, (T(),)); timer.start()",
+        "threading.Timer(900, print, (T(),)).start()",
+    ):
+        shell.run(cell)
+        holder, freed = run_remedy(shell)
+        assert "cancel()" in holder.remedy
+        assert holder.keeps_bytes == freed == MIB
+
+
+def test_work_that_waits_in_a_pool_of_threads_is_cancelled(shell: Shell) -> None:
+    shell.run(PREPARE + "\nfrom concurrent.futures import ThreadPoolExecutor\nevent = threading.Event()")
+    shell.run("pool = ThreadPoolExecutor(1)\npool.submit(event.wait);\nfor _ in range(3): pool.submit(print, T());")
+    holder, freed = run_remedy(shell)
+    shell.run("event.set(); pool.shutdown()")
+    assert holder.path == "work that waits in a pool of threads"
+    assert holder.keeps_bytes == freed == 3 * MIB
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ("zip([T()], [1])", "the iterator held (zip)"),
+        ("map(abs, iter([T()]))", "the iterator held (map)"),
+        ("iter({1: T()}.values())", "the iterator held (dict_valueiterator)"),
+        ("enumerate(x for x in [T()])", "local .0 of <genexpr>() line 1, through the iterator held (enumerate)"),
+    ],
+)
+def test_what_an_iterator_is_to_give_is_in_the_iterator(shell: Shell, value: str, path: str) -> None:
+    shell.run(PREPARE)
+    shell.run(f"held = {value}")
+    holder, freed = run_remedy(shell)
+    assert (holder.path, holder.keeps_bytes, freed) == (path, MIB, MIB)
