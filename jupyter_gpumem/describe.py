@@ -13,7 +13,7 @@ from jupyter_gpumem.heap import is_exactly
 from jupyter_gpumem.held import RootHolder
 from jupyter_gpumem.holders import Holder, Kind, Release
 from jupyter_gpumem.machinery import Machinery
-from jupyter_gpumem.places import Place, Places
+from jupyter_gpumem.places import HOOK_TABLES, Place, Places
 from jupyter_gpumem.provenance import CellFinder
 from jupyter_gpumem.remedies import Remedy, Situation, joined, remedy_for, together, with_imports
 from jupyter_gpumem.shares import Share, Shares
@@ -27,16 +27,6 @@ if TYPE_CHECKING:
 _MOST_OTHERS = 5
 _MOST_WAYS = 4
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
-_HOOK_TABLES = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_state_dict_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-    "_post_accumulate_grad_hooks",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +200,7 @@ class Describer:
         return sum(share.count.values()) > len(members)
 
     def _hook_table(self, cut: Trail) -> str | None:
-        for table in _HOOK_TABLES:
+        for table in HOOK_TABLES:
             if cut.code is not None and f".{table}" in cut.code:
                 return cut.code[: cut.code.index(f".{table}")] + f".{table}"
         return None
@@ -219,7 +209,7 @@ class Describer:
         if holder.kind in ("variable", "module"):
             if shown.inside == "cache":
                 return "cache"
-            if shown.code is not None and any(f".{table}" in shown.code for table in _HOOK_TABLES):
+            if shown.code is not None and any(f".{table}" in shown.code for table in HOOK_TABLES):
                 return "hook"
             if shown.inside == "class":
                 return "class"
@@ -280,6 +270,9 @@ class Describer:
 
     def _ways(self, share: Share) -> list[str]:
         """Name the holders by where in each the memory is, when there is one thing to find, else by themselves."""
+        if all(holder.kind in ("handling", "frame") for holder in share.holders) and len(share.nodes) == 1:
+            # the error and the name it goes by in its except block: what is in it says more
+            return [str(self._trails.trail(self._trails.best(share), self._trails.end(share.node)))]
         if len(share.nodes) == 1 and not share.in_use:
             entries = self._shares.entries(share.nodes)[share.nodes[0]]
             firsts = [self._graph.path_to(entry)[0] for entry in entries]

@@ -111,3 +111,16 @@ def test_what_an_iterator_is_to_give_is_in_the_iterator(shell: Shell, value: str
     shell.run(f"held = {value}")
     holder, freed = run_remedy(shell)
     assert (holder.path, holder.keeps_bytes, freed) == (path, MIB, MIB)
+
+
+def test_what_an_error_handled_in_a_thread_keeps_is_named_by_the_frame_it_came_from(shell: Shell) -> None:
+    shell.run(PREPARE + "\nstart, end = threading.Event(), threading.Event()")
+    shell.run("def f():\n    x = T()\n    raise ValueError")
+    shell.run(
+        "def work():\n    try: f()\n    except ValueError as error:\n        start.set(); end.wait()\n"
+        "thread = threading.Thread(target=work); thread.start(); start.wait();"
+    )
+    (holder,) = find_leaks(shell.ip).holders
+    shell.run("end.set(); thread.join()")
+    assert holder.path == "local x of f() line 3, in the exception being handled (ValueError)"
+    assert holder.keeps_bytes == MIB
