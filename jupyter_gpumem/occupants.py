@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _MOST = 12
 # what stands beside a name in the path of those who hold something together
-_CALLS = re.compile(r", (?:the graph of )?a running call or C code [^,]*")
+_CALLS = re.compile(r", [^,]*a running call or C code [^,]*")
 _ERROR = re.compile(r"the last error \([^)]*\)")
 _LOCAL_OF_ERROR = re.compile(r"(?:the graph of )?local [^,]* of [^,]*, kept by (the last error \([^)]*\))")
 _BUDGET_SECONDS = 10.0
