@@ -63,6 +63,8 @@ class Contents:
         if places:
             return tuple(Part(text, self._shares.under[device][node]) for text, node in places)
         model = self._graph.objects[share.node]
+        if share.hooks is not None:
+            return ()
         if not share.in_use and not (model is not None and self._shares.is_model(model)):
             return ()
         return self._roles(share, device)

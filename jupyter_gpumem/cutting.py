@@ -1,18 +1,17 @@
 """Cutting the held graph into the pieces a user can let go of one by one."""
 
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import ModuleType
-from typing import Any
 
-from jupyter_gpumem.attributes import is_guarded, type_name
 from jupyter_gpumem.graph import is_node_type
-from jupyter_gpumem.heap import is_exactly, is_made_by_class, type_namespace
+from jupyter_gpumem.heap import is_exactly, type_namespace
 from jupyter_gpumem.held import ROOT, RootHolder
+from jupyter_gpumem.hooks import goes_with, hook_groups, structure_of
+from jupyter_gpumem.members import Members
 from jupyter_gpumem.shares import Share, Shares
 
-_PLAIN = (dict, list, tuple, set, frozenset, deque)
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_PLAIN = (dict, list, tuple)
 _EASY = ("variable", "output", "error", "debugger", "context")
 """Holders that let go by themselves without harm to anything else."""
 _MOST_PARTS = 8
@@ -28,6 +27,7 @@ class Cutter:
     def __init__(self, shares: Shares, torch: ModuleType) -> None:
         self._shares = shares
         self._torch = torch
+        self._members = Members(shares, torch)
 
     def all(self) -> list[Share]:
         """Share out all memory: every piece is the own memory of exactly one share."""
@@ -98,19 +98,26 @@ class Cutter:
             if issubclass(type(item), self._torch._C.TensorBase):
                 yield from self._split_tensor(node, holder)
                 return
-            members = [] if node in self._shares.graph.memory else self._class_members(node) or self._members(node)
+            members = (
+                [] if node in self._shares.graph.memory else self._members.of_class(node) or self._members.of(node)
+            )
             if len(members) != 1 or self._shares.total(members[0]) != self._shares.total(node):
                 break
             node = members[0]
         else:
             # what lies so deep in containers goes with the outermost
             node, members = start, []
-        if 0 < len(members) <= _MOST_PARTS and depth < _DEEPEST and self._is_namespace(node):
+        if 0 < len(members) <= _MOST_PARTS and depth < _DEEPEST and self._members.is_namespace(node):
             yield from self._split_namespace(node, holder, members, depth)
         else:
-            share = self._shares.share(node, (holder,))
-            share.in_use = self._has_more_than_once(node)
-            yield share
+            yield from self._split_collection(node, holder)
+
+    def _split_collection(self, node: int, holder: RootHolder) -> Iterator[Share]:
+        """Part what the models of a collection keep besides what they work with from the collection."""
+        models = self._shares.carriers(node) if is_exactly(self._shares.graph.objects[node], _PLAIN) else []
+        extras = [extra for model in models[:_MOST_PARTS] for extra in self._extras(model, (holder,))]
+        yield from extras
+        yield from self._rest(node, holder, extras)
 
     def _split_namespace(self, node: int, holder: RootHolder, members: list[int], depth: int) -> Iterator[Share]:
         parts = [share for member in members for share in self._split(member, holder, depth + 1)]
@@ -133,26 +140,18 @@ class Cutter:
         """Return the modules and optimizers among the attributes or values of a namespace."""
         found = {
             child: None
-            for space in self._spaces(node)
+            for space in self._members.spaces(node)
             for child in self._shares.graph.successors[space]
             if self._shares.is_model(self._shares.graph.objects[child])
         }
         return list(found)
 
-    def _spaces(self, node: int) -> list[int]:
-        return [node, *(child for child in self._shares.graph.successors[node] if self._is_attributes(node, child))]
-
     def _has_more_than_once(self, node: int) -> bool:
         """Tell whether a namespace keeps a model that deleting one of its members does not let go of."""
-        spaces = self._spaces(node)
-        models = self._models_in(node) if self._is_namespace(node) else []
+        spaces = self._members.spaces(node)
+        models = self._models_in(node) if self._members.is_namespace(node) else []
         mine = {model for model in models if self._shares.graph.dominator[model] in spaces}
         return bool(mine) and not mine <= {child for space in spaces for child in self._shares.referred_once(space)}
-
-    def _is_attributes(self, node: int, child: int) -> bool:
-        return (
-            not is_exactly(self._shares.graph.objects[node], _PLAIN) and type(self._shares.graph.objects[child]) is dict
-        )
 
     def _at_work(self, node: int, holder: RootHolder, parts: list[Share], models: list[int]) -> Iterator[Share]:
         """Join the models and optimizers of one namespace, which share memory, apart from all else in it."""
@@ -163,51 +162,9 @@ class Cutter:
         if any(rest.own.values()):
             yield rest
 
-    def _members(self, node: int) -> list[int]:
-        """Return the members of a plain container or instance that hold memory and that it refers to itself."""
-        item = self._shares.graph.objects[node]
-        # what lies in a tuple, a set or a dict's keys cannot be taken out by itself
-        if not self._is_plain(item) or issubclass(type(item), (tuple, set, frozenset)):
-            return []
-        direct = set(self._shares.graph.successors[node])
-        # one deletion lets go only of what has no other reference
-        once = self._shares.referred_once(node)
-        members = [child for child in self._shares.carriers(node) if child in direct and child in once]
-        if issubclass(type(item), dict):
-            values = set(map(id, dict.values(item)))
-            if any(id(self._shares.graph.objects[child]) not in values for child in members):
-                return []
-        # an instance's attributes may lie in a dict of their own
-        if len(members) == 1 and not is_exactly(item, _PLAIN) and type(self._shares.graph.objects[members[0]]) is dict:
-            return self._members(members[0])
-        return members
-
-    def _is_namespace(self, node: int) -> bool:
-        item = self._shares.graph.objects[node]
-        if issubclass(type(item), dict):
-            return all(type(key) is str for key in list(dict.keys(item))[: _MOST_PARTS * 8])
-        return not is_exactly(item, _PLAIN)
-
-    def _is_plain(self, item: Any) -> bool:
-        kind = type(item)
-        if issubclass(kind, _PLAIN) or kind is type(None):
-            return item is not None
-        if issubclass(kind, (type, BaseException, self._torch._C.TensorBase)) or is_node_type(kind):
-            return False
-        if not is_made_by_class(kind) or self._shares.is_model(item) or _has_frame(item):
-            return False
-        return not is_guarded(item)
-
     def _split_model(self, node: int, holder: RootHolder) -> Iterator[Share]:
         """Part what a model keeps besides its parameters and buffers from the model."""
-        extras: list[Share] = []
-        stack = [node] if issubclass(type(self._shares.graph.objects[node]), self._torch.nn.Module) else []
-        while stack:
-            for child in self._shares.carriers(stack.pop()):
-                if self._shares.in_use_total(child):
-                    stack.append(child)
-                elif self._is_extra(child):
-                    extras.append(self._shares.share(self._narrow(child), (holder,)))
+        extras = self._extras(node, (holder,))
         yield from extras
         rest = self._shares.share(node, (holder,), extras)
         rest.keeps = {device: self._shares.under[device][node] for device in self._shares.devices}
@@ -215,13 +172,50 @@ class Cutter:
         if any(rest.own.values()):
             yield rest
 
+    def _extras(self, node: int, holders: tuple[RootHolder, ...]) -> list[Share]:
+        """Give what a module keeps besides what it works with, and what its hooks do; nothing for an optimizer."""
+        model = self._shares.graph.objects[node]
+        if not issubclass(type(model), self._torch.nn.Module):
+            return []
+        extras = self._hooks(node, holders)
+        told = {hook for share in extras for hook in share.nodes}
+        structure = structure_of(model, self._torch)
+        stack = [node]
+        while stack:
+            for child in self._shares.carriers(stack.pop()):
+                if child in told:
+                    continue
+                if self._shares.in_use_total(child) or id(self._shares.graph.objects[child]) in structure:
+                    stack.append(child)
+                elif self._is_extra(child):
+                    extras.append(self._shares.share(self._members.narrow(child), holders))
+        for extra in extras:
+            extra.inner = len(holders) > 1
+        return extras
+
+    def _hooks(self, node: int, holders: tuple[RootHolder, ...]) -> list[Share]:
+        """Give what the hooks that one line of code registered keep together, one share for each such line."""
+        found: list[Share] = []
+        told: set[int] = set()
+        for group in hook_groups(self._shares.graph.objects[node], self._torch):
+            nodes = [self._shares.node_of(hook) for hook in group.hooks]
+            mine = [hook for hook in nodes if hook is not None and self._shares.is_under(hook, node)]
+            tops = goes_with(self._shares, node, mine) if len(mine) == len(nodes) else []
+            if not tops or told & set(tops):
+                continue
+            told.update(tops)
+            share = self._shares.share_of(tops, holders)
+            share.node, share.hooks = node, group
+            found.append(share)
+        return found
+
     def _split_tensor(self, node: int, holder: RootHolder) -> Iterator[Share]:
         """Part what the hooks of a tensor keep from the tensor."""
         fields = type_namespace(self._torch._C.TensorBase)
         tables = [fields[name].__get__(self._shares.graph.objects[node]) for name in _TENSOR_HOOKS if name in fields]
         known = {id(table) for table in tables if table is not None}
         hooks = [child for child in self._shares.carriers(node) if id(self._shares.graph.objects[child]) in known]
-        extras = [self._shares.share(self._narrow(child), (holder,)) for child in hooks]
+        extras = [self._shares.share(self._members.narrow(child), (holder,)) for child in hooks]
         yield from extras
         rest = self._shares.share(node, (holder,), extras)
         rest.keeps = {device: self._shares.under[device][node] for device in self._shares.devices}
@@ -235,14 +229,6 @@ class Cutter:
             return True
         return any(is_node_type(type(self._shares.graph.objects[child])) for child in self._shares.carriers(node))
 
-    def _narrow(self, node: int) -> int:
-        """Go on to the only member that has memory, as long as there is just one."""
-        while True:
-            members = self._members(node)
-            if len(members) != 1 or self._shares.total(members[0]) != self._shares.total(node):
-                return node
-            node = members[0]
-
     def _together(self) -> Iterator[Share]:
         """Give what several holders keep together, one share for each set of holders."""
         sets: dict[frozenset[int], list[int]] = {}
@@ -255,9 +241,13 @@ class Cutter:
                 # names come and go, a class hardly ever: its attributes are let go one by one
                 yield from self._split(nodes[0], classes[0])
                 continue
-            share = self._of_several(holders, owners, nodes)
+            extras = [extra for node in nodes for extra in self._extras(node, owners)]
+            yield from extras
+            share = self._of_several(holders, owners, nodes, extras)
+            if not any(share.own.values()):
+                continue
             if not share.in_use and not all(owner.kind in _EASY for owner in owners):
-                cuts = {node: self._inner_cut(node) for node in nodes}
+                cuts = {node: self._members.inner_cut(node) for node in nodes}
                 for node, cut in cuts.items():
                     if cut is not None:
                         own = self._shares.share(node, owners)
@@ -269,37 +259,14 @@ class Cutter:
                 share = self._of_several(holders, owners, nodes)
             yield share
 
-    def _of_several(self, holders: frozenset[int], owners: tuple[RootHolder, ...], nodes: list[int]) -> Share:
-        share = self._shares.share(nodes[0], owners)
-        for node in nodes[1:]:
-            for device in self._shares.devices:
-                share.own[device] += self._shares.under[device][node]
-                share.count[device] += self._shares.count[device][node]
-        share.nodes = nodes
+    def _of_several(
+        self, holders: frozenset[int], owners: tuple[RootHolder, ...], nodes: list[int], less: Sequence[Share] = ()
+    ) -> Share:
+        share = self._shares.share_of(nodes, owners, less)
         share.keeps = self._shares.keeps(holders)
         used = sum(self._shares.in_use_total(node) for node in nodes)
         share.in_use = used * 2 > sum(share.own.values())
         return share
-
-    def _inner_cut(self, node: int) -> int | None:
-        """Find one reference to cut below the thing that many share, an item rather than an attribute."""
-        found: int | None = None
-        from_item = False
-        while True:
-            members = self._members(node)
-            if len(members) != 1 or self._shares.total(members[0]) != self._shares.total(node):
-                return found
-            is_item = issubclass(type(self._shares.graph.objects[node]), (list, dict, deque))
-            if is_item or not from_item:
-                found, from_item = members[0], is_item
-            node = members[0]
-
-    def _class_members(self, node: int) -> list[int]:
-        """Return the attributes of a class that hold memory."""
-        if not issubclass(type(self._shares.graph.objects[node]), type):
-            return []
-        spaces = [child for child in self._shares.carriers(node) if type(self._shares.graph.objects[child]) is dict]
-        return [member for space in spaces for member in self._shares.carriers(space)]
 
     def _through_module(self, node: int) -> bool:
         """Tell whether one of the ways to a node leads through a module."""
@@ -326,7 +293,3 @@ class Cutter:
 
 def _holder_nodes(share: Share) -> set[int]:
     return {holder.node for holder in share.holders}
-
-
-def _has_frame(item: object) -> bool:
-    return type_name(item) in ("Task", "Thread", "Future")

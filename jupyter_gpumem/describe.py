@@ -3,21 +3,22 @@
 import sys
 from collections import deque
 from dataclasses import dataclass, replace
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from jupyter_gpumem.attributes import type_name
 from jupyter_gpumem.contents import Contents
 from jupyter_gpumem.cycles import garbage_words
-from jupyter_gpumem.heap import is_exactly
 from jupyter_gpumem.held import RootHolder
 from jupyter_gpumem.holders import Holder, Kind, Release
+from jupyter_gpumem.hooks import HookGroup
 from jupyter_gpumem.machinery import Machinery
-from jupyter_gpumem.places import HOOK_TABLES, Place, Places
+from jupyter_gpumem.places import HOOK_TABLES, Places
 from jupyter_gpumem.provenance import CellFinder
 from jupyter_gpumem.remedies import Remedy, Situation, joined, remedy_for, together, with_imports
 from jupyter_gpumem.shares import Share, Shares
-from jupyter_gpumem.tensors import TensorFacts, tensor_facts
+from jupyter_gpumem.situations import Situations, is_data
+from jupyter_gpumem.tensors import tensor_facts
 from jupyter_gpumem.trail import Trail
 from jupyter_gpumem.trails import Trails
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _MOST_OTHERS = 5
 _MOST_WAYS = 4
+_HANDLES = "or remove() of each handle, where you kept them"
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 
 
@@ -55,6 +57,7 @@ class Describer:
         self._cells = CellFinder(shell)
         self._trails = Trails(shares, self._cells, torch)
         self._places = Places(shares, self._trails)
+        self._situations = Situations(shares, self._trails, self._places, torch, in_shell=self._in_shell)
         self._machinery = Machinery(shares, self._trails)
         self._contents = Contents(shares, self._trails)
         self._shared_told: set[int] = set()
@@ -97,6 +100,8 @@ class Describer:
         holder = self._trails.best(share)
         if share.members:
             return self._namespace(share, holder)
+        if share.hooks is not None:
+            return self._hooks(share.hooks, self._trails.trail(holder, share.node))
         cut = self._trails.trail(holder, share.node)
         end = self._trails.end(share.node)
         shown = self._trails.first_parameter(self._trails.trail(holder, end), end, share)
@@ -104,7 +109,7 @@ class Describer:
         if type_name(item) == "_lru_cache_wrapper":
             shown = replace(shown, text=f"cache of {shown.words} (lru_cache)", tail="", inside="cache")
         group, alike = self._trails.group(end, shown.text)
-        situation = self._situation(share, holder, cut, shown, end, alike)
+        situation = self._situations.of(share, holder, cut, shown, end, alike)
         remedy = self._later(share) or remedy_for(situation)
         text = shown.text if shown.inside == "iterator" else group  # nobody can index an iterator
         path = ", ".join((text + shown.tail, *shown.via))
@@ -135,43 +140,13 @@ class Describer:
             remedy=Remedy(code if releases else "", releases),
         )
 
-    def _situation(
-        self, share: Share, holder: RootHolder, cut: Trail, shown: Trail, end: int, alike: list[int]
-    ) -> Situation:
-        item = self._graph.objects[end]
-        facts = tensor_facts(item, self._torch)
-        members = [tensor_facts(self._graph.objects[member], self._torch) for member in alike[:1000]]
-        variable = holder.slots[0].text if holder.kind == "variable" and holder.slots[0].code else None
-        lead = facts or next((member for member in members if member is not None), None)
-        keys = self._shares.live.keys_of(id(item))
-        place = self._place(share, holder) if cut.code is not None else Place(None)
-        return Situation(
-            kind="inner" if share.inner and holder.kind == "variable" else holder.kind,
-            cut=shown.code or cut.code if shown.inside == "cache" else cut.code,
-            shown=str(shown),
-            inside=shown.inside,
-            variable=variable,
-            whole=variable is not None and cut.code == variable and not share.inner,
-            in_shell=self._in_shell,
-            outputs=tuple(sorted({slot.number for slot in holder.slots if slot.number is not None})),
-            elements=None if lead is None else lead.elements,
-            tensor_bytes=0 if facts is None else facts.nbytes,
-            copy="" if facts is None else facts.copy,
-            storage_bytes=self._shares.live.storages[keys[0]].nbytes if len(keys) == 1 else 0,
-            node=None if lead is None else lead.node,
-            alike=len(alike),
-            scalars=self._keep_graphs(share, members),
-            hook_table=self._hook_table(cut),
-            is_list=type(item) is list and end == share.node,
-            keeps_graph=sum(share.count.values()) > max(1, len(members)),
-            is_data=_is_data(holder.slots[0].target),
-            clearable=is_exactly(self._graph.objects[share.node], (list, dict, set, deque)),
-            failed=None if cut.code is None else self._trails.only_traceback(holder, share, end),
-            deletion=place.deletion,
-            is_assignable=place.is_assignable and end == share.node,
-            finalizer=self._finalizer(share),
-            handle=self._trails.handle(holder),
-        )
+    def _hooks(self, group: HookGroup, model: Trail) -> _Draft:
+        """Describe hooks that one line of code put on a model and the modules in it."""
+        cell, line = self._cells.of_file(group.code.co_filename), group.code.co_firstlineno
+        where = f"{group.code.co_name}() line {line}" if cell is None else f"cell {cell} line {line}"
+        code = None if model.code is None else group.removal(model.code)
+        remedy = Remedy("", ()) if code is None else Remedy(code, (Release("code", code=code),), _HANDLES)
+        return _Draft(f"{group.count:,} {group.words} of {model}, from {where}", "hook", None, cell, remedy)
 
     def _later(self, share: Share) -> Remedy | None:
         """Return the remedy for what is kept for later by a timer, an event loop or a pool of threads."""
@@ -179,31 +154,6 @@ class Describer:
         if code is None:
             return None
         return with_imports(code, "or let it run") if code else Remedy("", (), "let it run: nobody has what cancels it")
-
-    def _place(self, share: Share, holder: RootHolder) -> Place:
-        """Return how to let go of a share within its holder, where every reference to it must go."""
-        place = self._places.place(holder, share.node)
-        removals = self._places.removals((holder,), share.node)
-        if len(removals) == 1 or (not removals and len(self._shares.outer_sources(share.node)) == 1):
-            return place
-        return Place(joined(removals) or None)
-
-    def _finalizer(self, share: Share) -> str | None:
-        """Return the code for the ``weakref.finalize`` that keeps a share, empty where nobody has it."""
-        finalizer = self._trails.finalizer(share)
-        return None if finalizer is None else self._trails.code_of(finalizer) or ""
-
-    def _keep_graphs(self, share: Share, members: list[TensorFacts | None]) -> bool:
-        """Tell whether some scalars keep more than themselves: after backward() they do not."""
-        if not members or not all(_is_scalar_with_graph(member) for member in members):
-            return False
-        return sum(share.count.values()) > len(members)
-
-    def _hook_table(self, cut: Trail) -> str | None:
-        for table in HOOK_TABLES:
-            if cut.code is not None and f".{table}" in cut.code:
-                return cut.code[: cut.code.index(f".{table}")] + f".{table}"
-        return None
 
     def _kind(self, holder: RootHolder, shown: Trail) -> Kind:
         if holder.kind in ("variable", "module"):
@@ -237,11 +187,11 @@ class Describer:
     def _joint(self, share: Share) -> _Draft:
         ways = self._ways(share)
         variables = [holder for holder in share.holders if holder.kind == "variable"]
-        names = [holder.slots[0].text for holder in variables if _is_data(holder.slots[0].target)]
-        program = [holder.slots[0].text for holder in variables if not _is_data(holder.slots[0].target)]
+        names = [holder.slots[0].text for holder in variables if is_data(holder.slots[0].target)]
+        program = [holder.slots[0].text for holder in variables if not is_data(holder.slots[0].target)]
         nothing = Trail("", None)
         others = [
-            remedy_for(self._situation(share, holder, nothing, nothing, share.node, []))
+            remedy_for(self._situations.of(share, holder, nothing, nothing, share.node, []))
             for holder in share.holders
             if holder.kind != "variable"
         ]
@@ -341,13 +291,3 @@ class Describer:
             storages[key].reached != "inner" and (storages[key].uses or 0) > storages[key].tensors
             for _device, _nbytes, key in self._shares.pieces(share)
         )
-
-
-def _is_scalar_with_graph(facts: TensorFacts | None) -> bool:
-    return facts is not None and facts.elements == 1 and facts.node is not None
-
-
-def _is_data(item: object) -> bool:
-    """Tell whether ``%gpu_free`` deletes a variable of such an object and sees what it holds."""
-    program = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, type)
-    return not issubclass(type(item), program) and type_name(item) not in ("ndarray", "_lru_cache_wrapper")

@@ -5,10 +5,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.held import ROOT, HeldGraph, RootHolder
 from jupyter_gpumem.tensors import Key, LiveTensors
+
+if TYPE_CHECKING:
+    from jupyter_gpumem.hooks import HookGroup
 
 _IN_USE_ROLES = frozenset({"parameter", "buffer", "gradient", "optimizer state"})
 
@@ -34,6 +37,8 @@ class Share:
     """What lets go of it within ``node``, where that is a namespace with several models."""
     inner: bool = False
     """Whether one reference inside of the holders can be cut instead of all of them."""
+    hooks: "HookGroup | None" = None
+    """The hooks of one line of code under ``node``, a model, where it is these that keep it."""
 
 
 class Shares:
@@ -55,6 +60,7 @@ class Shares:
             self._add_up(device)
         self._first, self._last = self._intervals()
         self._into: list[list[int]] | None = None
+        self._nodes: dict[int, int] | None = None
         self._sources = self._count_sources()
         self._top = self._tops()
         self.sharing = self._who_shares()
@@ -196,12 +202,24 @@ class Shares:
 
     def share(self, node: int, holders: tuple[RootHolder, ...], less: Iterable[Share] = ()) -> Share:
         """Return what a node keeps, less some shares of it, as the share of some holders."""
+        share = self.share_of([node], holders, less)
+        share.nodes = []
+        return share
+
+    def share_of(self, nodes: list[int], holders: tuple[RootHolder, ...], less: Iterable[Share] = ()) -> Share:
+        """Return what several nodes keep, none of them under another, less some shares of it."""
+        own, count = dict.fromkeys(self.devices, 0), dict.fromkeys(self.devices, 0)
         less = list(less)
-        own = {device: self.under[device][node] - sum(share.own[device] for share in less) for device in self.devices}
-        count = {
-            device: self.count[device][node] - sum(share.count[device] for share in less) for device in self.devices
-        }
-        return Share(node, holders, own, dict(own), count)
+        for device in self.devices:
+            own[device] = sum(self.under[device][node] for node in nodes) - sum(share.own[device] for share in less)
+            count[device] = sum(self.count[device][node] for node in nodes) - sum(share.count[device] for share in less)
+        return Share(nodes[0], holders, own, dict(own), count, nodes)
+
+    def node_of(self, item: object) -> int | None:
+        """Return the node of an object, None where it is not in the graph."""
+        if self._nodes is None:
+            self._nodes = {id(one): node for node, one in enumerate(self.graph.objects) if one is not None}
+        return self._nodes.get(id(item))
 
     def is_model(self, item: Any) -> bool:
         """Tell whether an object is a module or an optimizer."""

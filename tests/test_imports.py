@@ -19,12 +19,11 @@ LAYERS = {
         references simgpu simgpu.build simgpu.locate tensors
     """,
     "work": """
-        accounts activations advice alike autocast beside calls cells celltrace changes containers contents copies cuts
-        cutting cycles describe dominators explain fits fitting held history holdings leak_report linemarks lines
-        literals living loops machinery meter moments names next_step occupants oom parts passes paths places
-        provenance quick readouts
-        rebinding referrers
-        rehearsal release remedies replaced rerun roots scene search shares stamps surroundings timeline together trail
+        accounts activations advice alike autocast beside calls cells celltrace changes containers contents
+        copies cuts cutting cycles describe dominators explain fits fitting held history holdings hooks
+        leak_report linemarks lines literals living loops machinery members meter moments names next_step
+        occupants oom parts passes paths places provenance quick readouts rebinding referrers rehearsal release
+        remedies replaced rerun roots scene search shares situations stamps surroundings timeline together trail
         trails unreached variables where
     """,
     "show": """
