@@ -198,7 +198,7 @@ class Cutter:
         found: list[Share] = []
         told: set[int] = set()
         for group in hook_groups(self._shares.graph.objects[node], self._torch):
-            nodes = [self._shares.node_of(hook) for hook in group.hooks]
+            nodes = [self._shares.graph.nodes.get(id(hook)) for hook in group.hooks]
             mine = [hook for hook in nodes if hook is not None and self._shares.is_under(hook, node)]
             tops = goes_with(self._shares, node, mine) if len(mine) == len(nodes) else []
             if not tops or told & set(tops):

@@ -19,7 +19,8 @@ class Situation:
     error whose traceback alone keeps it all. ``deletion`` removes the reference ``cut`` ends with, and
     ``is_assignable`` tells whether what is shown can be set to something else, ``copy`` is code for a copy of the
     tensor ``{0}``. ``finalizer`` is the path to a ``weakref.finalize`` that keeps it, empty where it has none;
-    ``handle`` the one to a context variable or what cancels a task.
+    ``handle`` the one to a context variable or what cancels a task. ``replaced`` tells that it is a function in
+    the place of a library's own.
     """
 
     kind: str
@@ -48,6 +49,7 @@ class Situation:
     is_assignable: bool = False
     finalizer: str | None = None
     handle: str | None = None
+    replaced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ def remedy_for(situation: Situation) -> Remedy:
         return Remedy(code, (Release("code", code=code),), "an lru_cache keeps its arguments and results alive")
     if situation.hook_table is not None:
         return _hook(situation)
+    if situation.replaced:
+        return Remedy("", (), "it stands for a function of the library's: set that one back")
     if situation.finalizer is not None:
         return _finalizer(situation.finalizer)
     if situation.failed is not None:

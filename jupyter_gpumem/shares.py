@@ -60,7 +60,6 @@ class Shares:
             self._add_up(device)
         self._first, self._last = self._intervals()
         self._into: list[list[int]] | None = None
-        self._nodes: dict[int, int] | None = None
         self._sources = self._count_sources()
         self._top = self._tops()
         self.sharing = self._who_shares()
@@ -214,12 +213,6 @@ class Shares:
             own[device] = sum(self.under[device][node] for node in nodes) - sum(share.own[device] for share in less)
             count[device] = sum(self.count[device][node] for node in nodes) - sum(share.count[device] for share in less)
         return Share(nodes[0], holders, own, dict(own), count, nodes)
-
-    def node_of(self, item: object) -> int | None:
-        """Return the node of an object, None where it is not in the graph."""
-        if self._nodes is None:
-            self._nodes = {id(one): node for node, one in enumerate(self.graph.objects) if one is not None}
-        return self._nodes.get(id(item))
 
     def is_model(self, item: Any) -> bool:
         """Tell whether an object is a module or an optimizer."""

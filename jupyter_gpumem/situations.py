@@ -1,11 +1,13 @@
 """What a remedy depends on: the facts about one share and where it is held, gathered from the held graph."""
 
+import sys
 from collections import deque
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
 from jupyter_gpumem.attributes import type_name
 from jupyter_gpumem.heap import is_exactly
 from jupyter_gpumem.held import RootHolder
+from jupyter_gpumem.libraries import stands_in_library
 from jupyter_gpumem.places import HOOK_TABLES, Place, Places
 from jupyter_gpumem.remedies import Situation, joined
 from jupyter_gpumem.shares import Share, Shares
@@ -60,7 +62,15 @@ class Situations:
             is_assignable=place.is_assignable and end == share.node,
             finalizer=self._finalizer(share),
             handle=self._trails.handle(holder),
+            replaced=self._is_replaced(holder, share),
         )
+
+    def _is_replaced(self, holder: RootHolder, share: Share) -> bool:
+        """Tell whether a function that keeps a share stands in a module or class for a library's own."""
+        path = [self._graph.objects[step] for step in self._graph.path_to(share.node)]
+        if holder.group[0] == "module":
+            path.insert(0, sys.modules.get(holder.group[1]))
+        return stands_in_library([item for item in path if item is not None and type(item) is not dict])
 
     def _place(self, share: Share, holder: RootHolder) -> Place:
         """Return how to let go of a share within its holder, where every reference to it must go."""

@@ -21,10 +21,10 @@ LAYERS = {
     "work": """
         accounts activations advice alike autocast beside calls cells celltrace changes containers contents
         copies cuts cutting cycles describe dominators explain fits fitting held history holdings hooks
-        leak_report linemarks lines literals living loops machinery members meter moments names next_step
-        occupants oom parts passes paths places provenance quick readouts rebinding referrers rehearsal release
-        remedies replaced rerun roots scene search shares situations stamps surroundings timeline together trail
-        trails unreached variables where
+        leak_report libraries linemarks lines literals living loops machinery members meter moments names
+        next_step occupants oom parts passes paths places provenance quick readouts rebinding referrers
+        rehearsal release remedies replaced rerun roots scene search shares situations stamps surroundings
+        timeline together trail trails unreached variables where
     """,
     "show": """
         monitor panel panel.actions panel.closing panel.holders panel.live plot render render.account render.advise
