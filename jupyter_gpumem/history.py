@@ -26,7 +26,7 @@ class History:
         rows: list[dict[str, Any]] = []
         for record in self.records:
             cell = record.to_dict()
-            del cell["lines"]
+            del cell["lines"], cell["timeline"]
             devices = cell.pop("devices") or [dict.fromkeys(_DEVICE_COLUMNS)]
             rows.extend({**cell, **device} for device in devices)
         return rows

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jupyter_gpumem.device import torch_module
+from jupyter_gpumem.graph import is_node_type
 from jupyter_gpumem.heap import type_namespace
 from jupyter_gpumem.held import ROOT, HeldGraph, RootHolder, reach
 from jupyter_gpumem.roots import Slot
@@ -89,7 +90,10 @@ def _held_from_outside(
         item = graph.objects[node]
         # the names `item` and the call's own argument; the heap's list, the cone and the graph's list
         extra = sys.getrefcount(item) - 2 - 3 - python[id(item)]
-        extra = _correct(extra, users.of(item), native.get(id(item), 0))
+        known = native.get(id(item), 0)
+        if extra > 0 and known and is_node_type(type(item)):
+            extra -= 1  # a node of a graph may keep its own Python object; who keeps the node is known
+        extra = _correct(extra, users.of(item), known)
         if extra > 0:
             outside.append(node)
         del item

@@ -8,6 +8,7 @@ import torch
 
 from jupyter_gpumem import oom, simgpu
 from jupyter_gpumem.failures import asked_bytes, device_of, find_out_of_memory, free_bytes, total_bytes, worker_of
+from jupyter_gpumem.leak_report import find_leaks
 from jupyter_gpumem.moments import OomMoment, look_around
 from jupyter_gpumem.oom import OomReport
 from jupyter_gpumem.render.layout import to_html, to_text
@@ -522,6 +523,21 @@ def test_the_plain_retry_is_told_what_the_first_error_still_holds(ready: Shell) 
     assert [line for line in advised(first) if "checkpoint" in line]
     ready.run("%gpu_free")
     assert torch.cuda.memory_allocated() < GIB
+
+
+def test_a_failure_in_backward_that_is_run_again_becomes_garbage_and_no_call_under_way(ready: Shell) -> None:
+    ready.run(TRAIN + "def step(n): h = net(inputs(n)); loss = h.square().mean(); loss.backward()")
+    for _attempt in range(3):
+        shown = ready.run("step(340_000)")
+        assert "running call or C code" not in shown.text
+        report = find_leaks(ready.ip)
+        assert {one.kind for one in report.holders} <= {"error", "garbage", "variable"}
+    assert any("garbage: an earlier error" in line for line in holders(shown))
+    garbage = sum(one.keeps_bytes for one in report.holders if one.kind == "garbage")
+    assert garbage > 20 * GIB
+    before = torch.cuda.memory_allocated()
+    ready.run("import gc; gc.collect()")
+    assert before - torch.cuda.memory_allocated() == garbage
 
 
 def holders(outputs: Outputs) -> list[str]:

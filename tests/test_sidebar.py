@@ -254,7 +254,9 @@ def test_the_panel_below_a_cell_draws_in_a_real_kernel(gpu_kernel: Any) -> None:
     shown = gpu_kernel.run("%gpumem panel").displays[-1]
     assert set(shown) == {"application/vnd.jupyter.widget-view+json", "text/plain"}
     gpu_kernel.run("x = torch.ones(1 << 20, device='cuda')")
-    gpu_kernel.run("panel = get_ipython()._jupyter_gpumem.magics.sidebar.panel; panel._sampler.step()")
+    gpu_kernel.run("panel = get_ipython()._jupyter_gpumem.magics.sidebar.panel")
+    # what has just been opened is sent in parts
+    gpu_kernel.run("for _part in range(3): panel._sampler.step()")
     assert gpu_kernel.run("panel._sampler.failure").result is None
     assert gpu_kernel.run("'4.00 MiB' in panel._live.value").result == "True"
     gpu_kernel.run("%unload_ext jupyter_gpumem")
