@@ -4,10 +4,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jupyter_gpumem.advised import Advice
-from jupyter_gpumem.heap import type_namespace
 from jupyter_gpumem.passes import parameters_of
 from jupyter_gpumem.scene import Scene
-from jupyter_gpumem.tensors import Key
+from jupyter_gpumem.tensors import Key, sizes_of
 
 
 def find_copies(scene: Scene) -> Iterator[Advice]:
@@ -48,8 +47,7 @@ def _is_at_work(scene: Scene, parameters: list[Any]) -> bool:
 
 
 def _shapes(scene: Scene, tensors: Iterable[Any]) -> tuple[Any, ...]:
-    shape = type_namespace(scene.torch._C.TensorBase)["shape"].__get__
-    return tuple(sorted(tuple(shape(tensor)) for tensor in tensors))
+    return tuple(sorted(sizes_of(tensor, scene.torch) for tensor in tensors))
 
 
 def _covers(found: tuple[Any, ...], wanted: tuple[Any, ...]) -> bool:

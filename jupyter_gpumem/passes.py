@@ -9,7 +9,7 @@ from jupyter_gpumem.activations import Activations, Block, Node, Saved
 from jupyter_gpumem.attributes import plain_attribute, type_name
 from jupyter_gpumem.graph import is_node_type, plain_reads
 from jupyter_gpumem.heap import type_mro, type_namespace
-from jupyter_gpumem.tensors import LiveTensors
+from jupyter_gpumem.tensors import LiveTensors, sizes_of
 
 _OPERANDS = ("_raw_saved_self", "_raw_saved_other")
 
@@ -61,7 +61,7 @@ class _Reader:
     def __init__(self, live: LiveTensors, torch: ModuleType, device: int | None) -> None:
         self._live, self._device = live, device
         fields = type_namespace(torch._C.TensorBase)
-        self._shape, self._dtype = fields["shape"].__get__, fields["dtype"].__get__
+        self._torch, self._dtype = torch, fields["dtype"].__get__
         self._sizes: dict[str, int] = {str(dtype): dtype.itemsize for dtype in _dtypes(torch)}
 
     def read(self, item: Any, positions: Mapping[int, int]) -> Node:
@@ -90,15 +90,20 @@ class _Reader:
         for key in self._live.keys_of(id(tensor))[:1]:
             if self._device is None or key[0] == self._device:
                 facts = self._live.storages[key]
-                shape = tuple(self._shape(tensor))
+                shape = sizes_of(tensor, self._torch)
                 is_weight = facts.role in ("parameter", "buffer")
                 yield Saved(key, facts.nbytes, str(self._dtype(tensor)), shape, is_weight, operand)
 
     def _bytes_of(self, metadata: Any) -> int:
         if str(metadata.device)[:4] != "cuda":
             return 0
-        elements = math.prod(int(size) for size in metadata.shape)
-        return elements * self._sizes.get(str(metadata.dtype), 4)
+        try:
+            shape = tuple(metadata.shape)
+        except RuntimeError:  # a nested tensor, of which each part has a shape
+            return 0
+        elements = [size for size in shape if type(size) is int]
+        # the symbols of a jagged one tell nothing either
+        return math.prod(elements) * self._sizes.get(str(metadata.dtype), 4) if len(elements) == len(shape) else 0
 
 
 def _operands(node: Any) -> dict[int, int]:

@@ -10,10 +10,10 @@ from typing import Any
 from jupyter_gpumem.activations import Activations
 from jupyter_gpumem.attributes import plain_attribute
 from jupyter_gpumem.frames import local_variables
-from jupyter_gpumem.heap import is_exactly, type_namespace
+from jupyter_gpumem.heap import is_exactly
 from jupyter_gpumem.living import Living, find_living
 from jupyter_gpumem.passes import parameters_of, read_activations, read_tensors
-from jupyter_gpumem.tensors import Key, LiveTensors
+from jupyter_gpumem.tensors import Key, LiveTensors, sizes_of
 from jupyter_gpumem.where import Spot, calls_of, forwards_of, is_recording, module_names, owner_of
 
 _BATCH_NAME = re.compile(r"bs|b|n|batch|.*batch.*", re.IGNORECASE)
@@ -38,7 +38,6 @@ class Scene:
         borders: Sequence[object] = (),
         hidden_bytes: int = 0,
     ) -> None:
-        self._shape = type_namespace(torch._C.TensorBase)["shape"].__get__
         self.live, self.torch, self.names, self.device = live, torch, names, device
         self.notebook = notebook
         """The names among them that are the notebook's own."""
@@ -148,7 +147,7 @@ class Scene:
             key
             for address, tensor in self.live.graph.tensors.items()
             if samples > 1 and self._living.is_under_way((address,)) and address not in self._living.dead
-            if any(rows and rows % samples == 0 for rows in tuple(self._shape(tensor))[:2])
+            if any(rows and rows % samples == 0 for rows in sizes_of(tensor, self.torch)[:2])
             for key in self.live.keys_of(address)
             if self.live.storages[key].role in ("other", "saved for backward") and self.device in (None, key[0])
         }

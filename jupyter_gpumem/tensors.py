@@ -305,6 +305,15 @@ class TensorFacts:
     """Code for a copy of the tensor ``{0}`` that is as ready to be trained and has no graph that keeps the original."""
 
 
+def sizes_of(tensor: object, torch: ModuleType) -> tuple[int, ...]:
+    """Return the shape of a tensor by torch's own descriptor; empty where it has none of numbers, as a nested one."""
+    try:
+        shape = tuple(type_namespace(torch._C.TensorBase)["shape"].__get__(tensor))
+    except RuntimeError:
+        return ()
+    return shape if all(type(size) is int for size in shape) else ()
+
+
 def tensor_facts(tensor: object, torch: ModuleType) -> TensorFacts | None:
     """Read size and graph of a tensor, None for anything else and for what does not tell."""
     if not issubclass(type(tensor), torch._C.TensorBase):

@@ -603,6 +603,19 @@ def test_a_checkpointed_model_that_fails_in_backward_is_told_the_batch(ready: Sh
     assert ready.run("train(stack, 225_000)").error is None
 
 
+@pytest.mark.parametrize("layout", ["jagged", "strided"])
+def test_tensors_without_sizes_of_numbers_disturb_no_report(ready: Shell, layout: str) -> None:
+    ready.run(
+        "parts = [torch.ones(n, 64, device='cuda') for n in (3, 5)]\n"
+        f"nested = torch.nested.nested_tensor(parts, layout=torch.{layout}, requires_grad=True)\n"
+        "kept = (nested * 2).sin()"
+    )
+    ready.run(CHECKPOINTED)
+    shown = ready.run("train(stack, 450_000)")
+    assert "in backward" in headline(shown)
+    assert advised(shown)
+
+
 @pytest.mark.parametrize(("kind", "first"), [("LSTM", True), ("LSTM", False), ("GRU", True)])
 def test_a_recurrent_layer_that_is_running_is_told_its_samples(ready: Shell, kind: str, first: bool) -> None:
     shape = "batch_size, 50, 512" if first else "50, batch_size, 512"
