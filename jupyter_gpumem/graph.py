@@ -1,5 +1,6 @@
 """What torch's C++ side refers to: gradients, autograd nodes, saved tensors, script modules."""
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -294,13 +295,16 @@ class TorchReader:
                 links.append((hook, "hook"))
 
     def _unpacked(self, node: Any, getter: _Getter, links: list[tuple[Any, Link]]) -> None:
-        """Read saved tensors where a SavedTensor does not show its data (torch 2.6): unpack all that has no hook."""
+        """Read saved tensors where a SavedTensor does not show its data (torch 2.6), or else what its hook holds."""
         if is_profiled():
             self.unread.add("tensors saved for backward: this torch shows them only while no profiler is running")
             return
         try:
             value = without_python(getter, node)
-        except (RuntimeError, PythonRefusedError):  # backward has freed it; a hook of the user's would have run
+        except RuntimeError:  # backward has freed it
+            return
+        except PythonRefusedError as refused:  # a hook of the user's would have run
+            links.extend((held, "hook") for held in refused.args if gc.is_tracked(held))
             return
         several: Iterable[Any] = value if issubclass(type(value), (tuple, list)) else (value,)
         links.extend((tensor, "saved") for tensor in several if id(type(tensor)) in self._tensors)

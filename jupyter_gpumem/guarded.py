@@ -7,7 +7,7 @@ from typing import Any
 
 
 class PythonRefusedError(Exception):
-    """A Python function was about to be called where none may run."""
+    """A Python function was about to be called where none may run; ``args`` are its arguments and its closure's."""
 
 
 def is_profiled() -> bool:
@@ -30,6 +30,6 @@ def without_python(function: Callable[[Any], Any], argument: Any) -> Any:
         sys.setprofile(None)
 
 
-def _refuse(_frame: FrameType, event: str, _argument: Any) -> None:
+def _refuse(frame: FrameType, event: str, _argument: Any) -> None:
     if event == "call":  # its first instruction has not run yet
-        raise PythonRefusedError
+        raise PythonRefusedError(*frame.f_locals.values())

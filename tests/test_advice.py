@@ -269,9 +269,12 @@ def test_a_compiled_wrapper_is_no_copy_and_pinned_memory_is_ram(user: Shell) -> 
         "one, = next(iter(loader))"
     )
     assert "duplicate" not in subjects(user)
-    pinned = find(user, "pinned memory")
-    assert pinned.nbytes == close_to(16 * MIB)
-    assert "none of it is on the GPU" in pinned.label
+    read = getattr(torch.cuda, "host_memory_stats", None)  # torch 2.6 does not tell
+    told = [read()["allocated_bytes.current"]] if read is not None else []
+    pinned = [one for one in advise(user.ip) if one.subject == "pinned memory"]
+    assert [one.nbytes for one in pinned] == told
+    assert all(nbytes == close_to(16 * MIB) for nbytes in told)
+    assert all("none of it is on the GPU" in one.label for one in pinned)
 
 
 PAIR = """import torch, gc

@@ -60,7 +60,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_post_build_installs_the_package_and_its_sidebar(built: tuple[Path, Path]) -> None:
     environment, _home = built
     code = "import jupyter_gpumem, sys; print(jupyter_gpumem.__file__.startswith(sys.prefix))"
-    done = subprocess.run([environment / "bin/python", "-c", code], cwd="/", capture_output=True, text=True, check=True)
+    command = [environment / "bin/python", "-E", "-c", code]  # whatever PYTHONPATH says here
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "True"
     assert (environment / "share/jupyter/labextensions/jupyter_gpumem/package.json").is_file()

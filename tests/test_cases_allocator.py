@@ -70,13 +70,15 @@ def test_case_23_a_workspace_is_normal_and_goes_with_gpu_free(user: Shell) -> No
 
 def test_case_24_the_pool_of_a_captured_graph_goes_with_the_graph(user: Shell) -> None:
     user.run("graph = torch.cuda.CUDAGraph()\nwith torch.cuda.graph(graph):\n    kept = T(3); T(5);\ndel kept")
-    held = sum(
-        segment["total_size"] for segment in torch.cuda.memory_snapshot() if segment["segment_pool_id"] != (0, 0)
-    )
+    segments = torch.cuda.memory_snapshot()
+    private = [segment for segment in segments if segment["segment_pool_id"] != (0, 0)]
+    held = sum(segment["total_size"] for segment in private)
     assert held
-    assert parts(user)["private_free"] == held - torch.cuda.memory_allocated()
+    assert parts(user)["private_free"] == held - sum(segment["active_size"] for segment in private)
     user.run("%gpu_free -q")
-    assert torch.cuda.memory_reserved() == held
+    # some versions of torch keep the graph's random state beside its pool
+    beside = [segment for segment in segments if segment not in private and segment["active_size"]]
+    assert torch.cuda.memory_reserved() == held + sum(segment["total_size"] for segment in beside)
     user.run("del graph")
     user.run("%gpu_free -q")
     assert torch.cuda.memory_reserved() == 0
