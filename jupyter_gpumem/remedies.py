@@ -73,7 +73,7 @@ def remedy_for(situation: Situation) -> Remedy:
     if situation.hook_table is not None:
         return _hook(situation)
     if situation.replaced:
-        return Remedy("", (), "it stands for a function of the library's: set that one back")
+        return Remedy("", (), "it stands in a library: set back what was there, or delete it where nothing was")
     if situation.finalizer is not None:
         return _finalizer(situation.finalizer)
     if situation.failed is not None:

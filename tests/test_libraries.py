@@ -1,4 +1,5 @@
 import sys
+import time
 import types
 import warnings
 
@@ -12,7 +13,7 @@ from tests.conftest import Shell
 MIB = 1 << 20
 SETUP = """
 %load_ext jupyter_gpumem
-import functools, sys, torch, types, warnings
+import functools, sys, time, torch, types, warnings
 def keeping():
     kept = torch.ones(1 << 18, device="cuda")
     return lambda *_, **__: kept
@@ -32,21 +33,23 @@ def only_holder(shell: Shell, code: str) -> Holder:
     [
         (torch.nn.functional, "relu", "torch.nn.functional.relu"),
         (warnings, "showwarning", "warnings.showwarning"),
+        (time, "sleep", "time.sleep"),  # set from C, as that of torch below
+        (torch, "relu", "torch.relu"),
         (torch.nn.Linear, "forward", "torch.nn.modules.linear.Linear.forward"),
     ],
 )
-def test_a_function_in_the_place_of_a_librarys_own_is_not_deleted(
+def test_a_function_in_a_librarys_module_or_class_is_not_deleted(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, path: str
 ) -> None:
     monkeypatch.setattr(owner, name, getattr(owner, name))  # back afterwards, whatever the cell does
     holder = only_holder(shell, f"{path} = keeping()")
     assert holder.path == f"kept in the closure of {path}"
     assert holder.remedy == ""
-    assert holder.note == "it stands for a function of the library's: set that one back"
+    assert holder.note == "it stands in a library: set back what was there, or delete it where nothing was"
 
 
-def test_what_a_program_added_to_a_library_goes(shell: Shell) -> None:
-    holder = only_holder(shell, "torch.my_own_extra = keeping()")
+def test_data_that_a_program_keeps_in_a_librarys_module_goes(shell: Shell) -> None:
+    holder = only_holder(shell, "torch.my_own_extra = keeping()()")
     assert shell.run(holder.remedy).error is None
     assert not hasattr(torch, "my_own_extra")
     assert find_leaks(shell.ip).holders == ()
