@@ -1,4 +1,6 @@
+import gc
 from collections.abc import Iterator
+from types import BuiltinFunctionType
 from typing import Any
 
 import pytest
@@ -32,6 +34,11 @@ SEQUENCE = st.lists(OPERATION, min_size=4, max_size=60)
 
 @pytest.fixture
 def tracker() -> Iterator[PeakTracker]:
+    # what a test before has left to the process's own tracker: a scope that is garbage, a peak it still answers for
+    gc.collect()
+    for device in range(DEVICES):
+        torch.cuda.reset_peak_memory_stats(device)
+    assert isinstance(torch._C._cuda_memoryStats, BuiltinFunctionType)
     tracker = PeakTracker()
     tracker.stay()
     tracker.install(torch)
