@@ -94,6 +94,8 @@ class Server:
             **os.environ,
             **{name: str(self.root / folder) for name, folder in folders.items()},
             "JUPYTER_PATH": os.pathsep.join([str(share), str(Path(sys.prefix) / "share" / "jupyter")]),
+            # `jupyter lab` is looked for there, whatever environment the tests are run from
+            "PATH": os.pathsep.join([str(Path(self.python).parent), os.environ.get("PATH", "")]),
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
             "TORCH_CPP_LOG_LEVEL": "ERROR",
