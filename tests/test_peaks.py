@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jupyter_gpumem.peaks import PeakTracker
+from jupyter_gpumem.peaks import tracker as process_tracker
 from tests.conftest import DEVICES
 
 early_reader = torch.cuda.max_memory_allocated  # a name the user imported before the extension came
@@ -36,8 +37,11 @@ SEQUENCE = st.lists(OPERATION, min_size=4, max_size=60)
 def tracker() -> Iterator[PeakTracker]:
     # what a test before has left to the process's own tracker: a scope that is garbage, a peak it still answers for
     gc.collect()
+    torch.cuda.init()
     for device in range(DEVICES):
         torch.cuda.reset_peak_memory_stats(device)
+    process_tracker._scopes.clear()
+    process_tracker.uninstall()
     assert isinstance(torch._C._cuda_memoryStats, BuiltinFunctionType)
     tracker = PeakTracker()
     tracker.stay()
