@@ -62,9 +62,9 @@ class Contents:
         """Return the parts of a share on one device: at the places in frames, or by what a model uses them for."""
         if places:
             return tuple(Part(text, self._shares.under[device][node]) for text, node in places)
-        model = self._graph.objects[share.node]
         if share.hooks is not None:
             return ()
+        model = self._graph.objects[share.node]
         if not share.in_use and not (model is not None and self._shares.is_model(model)):
             return ()
         return self._roles(share, device)

@@ -4,14 +4,13 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 
 from jupyter_gpumem.graph import is_node_type
-from jupyter_gpumem.heap import is_exactly, type_namespace
+from jupyter_gpumem.heap import is_exactly
 from jupyter_gpumem.held import ROOT, RootHolder
-from jupyter_gpumem.hooks import goes_with, hook_groups, structure_of
+from jupyter_gpumem.hooks import goes_with, hook_groups, structure_of, tensor_tables
 from jupyter_gpumem.members import Members
 from jupyter_gpumem.shares import Share, Shares
 
-_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-_PLAIN = (dict, list, tuple)
+_COLLECTIONS = (dict, list, tuple)
 _EASY = ("variable", "output", "error", "debugger", "context")
 """Holders that let go by themselves without harm to anything else."""
 _MOST_PARTS = 8
@@ -114,7 +113,7 @@ class Cutter:
 
     def _split_collection(self, node: int, holder: RootHolder) -> Iterator[Share]:
         """Part what the models of a collection keep besides what they work with from the collection."""
-        models = self._shares.carriers(node) if is_exactly(self._shares.graph.objects[node], _PLAIN) else []
+        models = self._shares.carriers(node) if is_exactly(self._shares.graph.objects[node], _COLLECTIONS) else []
         extras = [extra for model in models[:_MOST_PARTS] for extra in self._extras(model, (holder,))]
         yield from extras
         yield from self._rest(node, holder, extras)
@@ -198,9 +197,7 @@ class Cutter:
         found: list[Share] = []
         told: set[int] = set()
         for group in hook_groups(self._shares.graph.objects[node], self._torch):
-            nodes = [self._shares.graph.nodes.get(id(hook)) for hook in group.hooks]
-            mine = [hook for hook in nodes if hook is not None and self._shares.is_under(hook, node)]
-            tops = goes_with(self._shares, node, mine) if len(mine) == len(nodes) else []
+            tops = goes_with(self._shares, node, group)
             if not tops or told & set(tops):
                 continue
             told.update(tops)
@@ -211,8 +208,7 @@ class Cutter:
 
     def _split_tensor(self, node: int, holder: RootHolder) -> Iterator[Share]:
         """Part what the hooks of a tensor keep from the tensor."""
-        fields = type_namespace(self._torch._C.TensorBase)
-        tables = [fields[name].__get__(self._shares.graph.objects[node]) for name in _TENSOR_HOOKS if name in fields]
+        tables = tensor_tables(self._shares.graph.objects[node], self._torch)
         known = {id(table) for table in tables if table is not None}
         hooks = [child for child in self._shares.carriers(node) if id(self._shares.graph.objects[child]) in known]
         extras = [self._shares.share(self._members.narrow(child), (holder,)) for child in hooks]
@@ -256,11 +252,11 @@ class Cutter:
                 nodes = [node for node in nodes if cuts[node] is None]
                 if not nodes:
                     continue
-                share = self._of_several(holders, owners, nodes)
+                share = self._of_several(holders, owners, nodes, extras)
             yield share
 
     def _of_several(
-        self, holders: frozenset[int], owners: tuple[RootHolder, ...], nodes: list[int], less: Sequence[Share] = ()
+        self, holders: frozenset[int], owners: tuple[RootHolder, ...], nodes: list[int], less: Sequence[Share]
     ) -> Share:
         share = self._shares.share_of(nodes, owners, less)
         share.keeps = self._shares.keeps(holders)

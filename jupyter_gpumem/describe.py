@@ -11,9 +11,9 @@ from jupyter_gpumem.contents import Contents
 from jupyter_gpumem.cycles import garbage_words
 from jupyter_gpumem.held import RootHolder
 from jupyter_gpumem.holders import Holder, Kind, Release
-from jupyter_gpumem.hooks import HookGroup
+from jupyter_gpumem.hooks import HOOK_TABLES, HookGroup
 from jupyter_gpumem.machinery import Machinery
-from jupyter_gpumem.places import HOOK_TABLES, Places
+from jupyter_gpumem.places import Places
 from jupyter_gpumem.provenance import CellFinder
 from jupyter_gpumem.remedies import Remedy, Situation, joined, remedy_for, together, with_imports
 from jupyter_gpumem.shares import Share, Shares

@@ -4,11 +4,13 @@ import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from jupyter_gpumem.attributes import instance_dict, plain_attribute, type_name
 from jupyter_gpumem.heap import type_mro, type_namespace
-from jupyter_gpumem.shares import Shares
+
+if TYPE_CHECKING:
+    from jupyter_gpumem.shares import Shares
 
 MODULE_TABLES = {
     "_forward_hooks": "forward hooks",
@@ -28,6 +30,9 @@ TENSOR_TABLES = {
 }
 """The same of tensors."""
 
+HOOK_TABLES = tuple({**MODULE_TABLES, **TENSOR_TABLES})
+"""The attributes of modules and tensors that keep hooks."""
+
 _MOST_MODULES = 20_000
 
 
@@ -35,10 +40,12 @@ _MOST_MODULES = 20_000
 class HookGroup:
     """Hooks of a model that share their code; ``count`` is how often they are registered, in ``table`` each time.
 
-    ``name`` is the function's qualified name. With ``alone`` no other hook is in any of these tables.
+    ``tables`` are these dicts by address: what is in nothing else goes with them. ``name`` is the function's
+    qualified name. With ``alone`` no other hook is in any of these tables.
     """
 
     hooks: tuple[object, ...]
+    tables: frozenset[int]
     count: int
     table: str
     of_tensors: bool
@@ -64,7 +71,9 @@ class HookGroup:
 
 def hook_groups(model: object, torch: ModuleType) -> Iterator[HookGroup]:
     """Yield the hooks under a model that were registered more than once with the same code."""
-    for table, of_tensors, found in _tables(model, torch):
+    for table, of_tensors, tables in _tables(model, torch):
+        addresses = frozenset(map(id, tables))
+        found = [hook for one in tables for hook in _values(one)]
         by_code: dict[CodeType, list[object]] = {}
         for hook in found:
             code = code_of(hook)
@@ -76,7 +85,7 @@ def hook_groups(model: object, torch: ModuleType) -> Iterator[HookGroup]:
             alone = len(hooks) == len(found)
             if len(hooks) > 1 and (alone or (name is not None and names.count(name) == len(hooks))):
                 distinct = tuple({id(hook): hook for hook in hooks}.values())
-                yield HookGroup(distinct, len(hooks), table, of_tensors, code, name or "", alone)
+                yield HookGroup(distinct, addresses, len(hooks), table, of_tensors, code, name or "", alone)
 
 
 def structure_of(model: object, torch: ModuleType) -> set[int]:
@@ -86,13 +95,20 @@ def structure_of(model: object, torch: ModuleType) -> set[int]:
         attributes = instance_dict(module) or {}
         known.update((id(module), id(attributes)))
         known.update(id(attributes.get(name)) for name in ("_modules", "_parameters", "_buffers", *MODULE_TABLES))
-        known.update(id(table) for one in _values(attributes.get("_parameters")) for table in _of_tensor(one, torch))
+        known.update(id(table) for one in _values(attributes.get("_parameters")) for table in tensor_tables(one, torch))
     return known - {id(None)}
 
 
-def goes_with(shares: Shares, above: int, nodes: Sequence[int]) -> list[int]:
-    """Return what goes, of what a node keeps, when some nodes under it go: they, and what only they together keep."""
-    removed = set(nodes)
+def goes_with(shares: "Shares", above: int, group: HookGroup) -> list[int]:
+    """Return what goes, of what a model keeps, when a group of hooks goes: they, and what only they together keep.
+
+    Nothing where one of them is elsewhere too: it would stay.
+    """
+    nodes = [shares.graph.nodes.get(id(hook)) for hook in group.hooks]
+    removed = {node for node in nodes if node is not None and shares.is_under(node, above)}
+    sources = {id(shares.graph.objects[source]) for node in removed for source in shares.outer_sources(node)}
+    if len(removed) < len(nodes) or not sources <= group.tables:
+        return []
     stays, stack = {above}, [above]
     while stack:
         for target in shares.graph.successors[stack.pop()]:
@@ -111,6 +127,20 @@ def goes_with(shares: Shares, above: int, nodes: Sequence[int]) -> list[int]:
     return found
 
 
+def table_on(path: Sequence[object], torch: ModuleType) -> int | None:
+    """Return where on a path of references a table of hooks lies, None where none does."""
+    for place, owner in enumerate(path):
+        if issubclass(type(owner), torch.nn.Module):
+            attributes = instance_dict(owner) or {}
+            tables = [attributes.get(table) for table in MODULE_TABLES]
+        else:
+            tables = list(tensor_tables(owner, torch))
+        for later in range(place + 1, min(place + 3, len(path))):  # a module's dict may lie between
+            if any(path[later] is table for table in tables if table is not None):
+                return later
+    return None
+
+
 def code_of(hook: object) -> CodeType | None:
     """Return the code a hook runs; the program of a callable object is its class's."""
     for _layer in range(8):
@@ -120,7 +150,7 @@ def code_of(hook: object) -> CodeType | None:
             hook = hook.__func__
         elif issubclass(type(hook), functools.partial):
             hook = functools.partial.func.__get__(hook)
-        elif type_name(hook) in ("_WrappedHook", "_WrappedTensorHook"):
+        elif type_name(hook) == "_WrappedHook":
             hook = plain_attribute(hook, "hook")
         else:
             spaces = map(type_namespace, type_mro(type(hook)))
@@ -152,23 +182,21 @@ def _modules(model: object, torch: ModuleType) -> list[object]:
 
 
 def _tables(model: object, torch: ModuleType) -> Iterator[tuple[str, bool, list[object]]]:
-    modules = _modules(model, torch)
+    """Yield each kind of table, whether it is one of tensors, and all of that kind that are under a model."""
+    attributes = [instance_dict(module) or {} for module in _modules(model, torch)]
     for table in MODULE_TABLES:
-        yield table, False, [hook for module in modules for hook in _values((instance_dict(module) or {}).get(table))]
-    parameters = {
-        id(one): one for module in modules for one in _values((instance_dict(module) or {}).get("_parameters"))
-    }
+        yield table, False, [one.get(table) for one in attributes]
+    parameters = {id(parameter): parameter for one in attributes for parameter in _values(one.get("_parameters"))}
     for place, table in enumerate(TENSOR_TABLES):
-        yield table, True, [hook for one in parameters.values() for hook in _values(_of_tensor(one, torch)[place])]
+        yield table, True, [tensor_tables(one, torch)[place] for one in parameters.values()]
 
 
-def _of_tensor(item: object, torch: ModuleType) -> tuple[object, ...]:
+def tensor_tables(item: object, torch: ModuleType) -> tuple[object, ...]:
     """Return the tables of a tensor's hooks, None where it has none."""
-    fields = type_namespace(torch._C.TensorBase)
-    found: list[Any] = [fields.get(table) for table in TENSOR_TABLES]
     if not issubclass(type(item), torch._C.TensorBase):
-        return (None,) * len(found)
-    return tuple(None if field is None else field.__get__(item) for field in found)
+        return (None,) * len(TENSOR_TABLES)
+    fields: list[Any] = [type_namespace(torch._C.TensorBase).get(table) for table in TENSOR_TABLES]
+    return tuple(None if field is None else field.__get__(item) for field in fields)
 
 
 def _values(table: object) -> list[object]:

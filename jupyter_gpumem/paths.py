@@ -40,6 +40,7 @@ from jupyter_gpumem.device import torch_module
 from jupyter_gpumem.frames import Suspended
 from jupyter_gpumem.graph import is_node_type
 from jupyter_gpumem.heap import is_exactly, is_made_by_class, type_mro, type_namespace
+from jupyter_gpumem.hooks import TENSOR_TABLES, tensor_tables
 from jupyter_gpumem.trail import Step, Trail
 
 _MOST_STEPS = 60  # a list in a list a thousand times over has no path worth reading
@@ -118,9 +119,8 @@ def _torch(trail: Trail, chain: Sequence[Any], at: int) -> Step | None:
             return (trail.then(".grad") if is_gradient else trail.at(f"the base of {trail.words}", "._base")), 1
         if is_node_type(type(child)):
             return replace(trail.at(f"the graph of {trail.words}", ".grad_fn"), inside="graph"), 1
-        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-            field = type_namespace(torch._C.TensorBase).get(name)
-            if field is not None and field.__get__(parent) is child:
+        for name, table in zip(TENSOR_TABLES, tensor_tables(parent, torch), strict=True):
+            if table is child:
                 return trail.then(f".{name}"), 1
         return None
     if is_node_type(type(parent)):

@@ -14,16 +14,6 @@ from jupyter_gpumem.literals import is_plain_name, literal
 from jupyter_gpumem.shares import Shares
 from jupyter_gpumem.trails import Trails
 
-HOOK_TABLES = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_state_dict_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-    "_post_accumulate_grad_hooks",
-)
 _FIXED = (tuple, set, frozenset)
 _NAMED = ("variable", "module", "class")
 """Holders whose own reference goes with one name; IPython has copies of a result that no name gives."""

@@ -19,8 +19,8 @@ class Situation:
     error whose traceback alone keeps it all. ``deletion`` removes the reference ``cut`` ends with, and
     ``is_assignable`` tells whether what is shown can be set to something else, ``copy`` is code for a copy of the
     tensor ``{0}``. ``finalizer`` is the path to a ``weakref.finalize`` that keeps it, empty where it has none;
-    ``handle`` the one to a context variable or what cancels a task. ``replaced`` tells that it is a function in
-    the place of a library's own.
+    ``handle`` the one to a context variable or what cancels a task. ``in_library`` tells that it is a function in a
+    library's module or class, ``unhook`` is the code that removes the hook it goes with.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Situation:
     alike: int = 0
     scalars: bool = False
     type_name: str = ""
-    hook_table: str | None = None
+    unhook: str | None = None
     is_list: bool = False
     keeps_graph: bool = False
     clearable: bool = False
@@ -49,7 +49,7 @@ class Situation:
     is_assignable: bool = False
     finalizer: str | None = None
     handle: str | None = None
-    replaced: bool = False
+    in_library: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,10 @@ def remedy_for(situation: Situation) -> Remedy:
     if situation.inside == "cache" and situation.cut is not None:
         code = f"{situation.cut}.cache_clear()"
         return Remedy(code, (Release("code", code=code),), "an lru_cache keeps its arguments and results alive")
-    if situation.hook_table is not None:
-        return _hook(situation)
-    if situation.replaced:
+    if situation.unhook is not None:
+        note = "or handle.remove(), where you kept the handle"
+        return Remedy(situation.unhook, (Release("code", code=situation.unhook),), note)
+    if situation.in_library:
         return Remedy("", (), "it stands in a library: set back what was there, or delete it where nothing was")
     if situation.finalizer is not None:
         return _finalizer(situation.finalizer)
@@ -226,11 +227,6 @@ def _view_words(situation: Situation) -> str:
 
 def _rounded(nbytes: int) -> int:
     return -(-nbytes // _ROUND_BYTES) * _ROUND_BYTES
-
-
-def _hook(situation: Situation) -> Remedy:
-    code = f"{situation.hook_table}.clear()"
-    return Remedy(code, (Release("code", code=code),), "or handle.remove(), where you kept the handle")
 
 
 def _inner(situation: Situation) -> Remedy:

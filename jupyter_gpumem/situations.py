@@ -3,12 +3,14 @@
 import sys
 from collections import deque
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import cast
 
 from jupyter_gpumem.attributes import type_name
 from jupyter_gpumem.heap import is_exactly
 from jupyter_gpumem.held import RootHolder
+from jupyter_gpumem.hooks import table_on
 from jupyter_gpumem.libraries import stands_in_library
-from jupyter_gpumem.places import HOOK_TABLES, Place, Places
+from jupyter_gpumem.places import Place, Places
 from jupyter_gpumem.remedies import Situation, joined
 from jupyter_gpumem.shares import Share, Shares
 from jupyter_gpumem.tensors import TensorFacts, tensor_facts
@@ -52,7 +54,7 @@ class Situations:
             node=None if lead is None else lead.node,
             alike=len(alike),
             scalars=self._keep_graphs(share, members),
-            hook_table=self._hook_table(cut),
+            unhook=self._unhook(share, holder),
             is_list=type(item) is list and end == share.node,
             keeps_graph=sum(share.count.values()) > max(1, len(members)),
             is_data=is_data(holder.slots[0].target),
@@ -62,11 +64,11 @@ class Situations:
             is_assignable=place.is_assignable and end == share.node,
             finalizer=self._finalizer(share),
             handle=self._trails.handle(holder),
-            replaced=self._is_replaced(holder, share),
+            in_library=self._is_in_library(holder, share),
         )
 
-    def _is_replaced(self, holder: RootHolder, share: Share) -> bool:
-        """Tell whether a function that keeps a share stands in a module or class for a library's own."""
+    def _is_in_library(self, holder: RootHolder, share: Share) -> bool:
+        """Tell whether a function that keeps a share is in a module or class of a library."""
         path = [self._graph.objects[step] for step in self._graph.path_to(share.node)]
         if holder.group[0] == "module":
             path.insert(0, sys.modules.get(holder.group[1]))
@@ -91,11 +93,17 @@ class Situations:
             return False
         return sum(share.count.values()) > len(members)
 
-    def _hook_table(self, cut: Trail) -> str | None:
-        for table in HOOK_TABLES:
-            if cut.code is not None and f".{table}" in cut.code:
-                return cut.code[: cut.code.index(f".{table}")] + f".{table}"
-        return None
+    def _unhook(self, share: Share, holder: RootHolder) -> str | None:
+        """Return how to remove the hook that a share goes with, None where it goes with none."""
+        path = [step for step in self._graph.path_to(share.node) if self._graph.objects[step] is not None]
+        place = table_on([self._graph.objects[step] for step in path], self._torch)
+        if place is None or not self._shares.is_under(share.node, path[place]):
+            return None
+        table = self._graph.objects[path[place]]
+        code = self._trails.trail(holder, path[place]).code
+        if code is not None and (place == len(path) - 1 or len(cast("dict[int, object]", table)) == 1):
+            return f"{code}.clear()"
+        return joined(self._places.removals((holder,), path[place + 1])) or None
 
 
 def _is_scalar_with_graph(facts: TensorFacts | None) -> bool:

@@ -68,23 +68,23 @@ class DeviceTimeline:
 
 
 def timeline_of(trace: CellTrace) -> DeviceTimeline:
-    """Follow a device through a cell."""
+    """Follow a device through a cell, of which the trace has an event at least."""
     seconds = max(trace.ended_us - trace.began_us, 1) / 1e6
-    moments = list(_moments(trace))
-    highest = max(moment.requested_bytes for moment in moments)
-    peak = next(moment for moment in moments if moment.requested_bytes == highest)
-    line = _line_at_peak(trace, highest)
+    moments = [*_beginning(trace), *_after_each_event(trace)]
+    peak = max(range(len(moments)), key=lambda index: moments[index].requested_bytes)
+    event = peak - (len(moments) - len(trace.events))
+    line = trace.line_of(trace.events[event]) if event >= 0 else trace.since
     return DeviceTimeline(
         trace.device,
         trace.label,
         seconds,
         tuple(_thinned(moments, seconds)),
         tuple(_spans(trace, seconds)),
-        peak.seconds,
+        moments[peak].seconds,
         line,
         trace.text_of(line),
         trace.peak_allocated_bytes,
-        trace.peak_allocated_bytes - highest,
+        trace.peak_allocated_bytes - moments[peak].requested_bytes,
         trace.since,
         trace.cut,
     )
@@ -94,14 +94,18 @@ def _seconds(trace: CellTrace, time_us: int) -> float:
     return min(max(time_us, trace.began_us), trace.ended_us) / 1e6 - trace.began_us / 1e6
 
 
-def _moments(trace: CellTrace) -> Iterator[Moment]:
-    """Yield the level at the start and after each event that changed it."""
-    requested, reserved = _start_levels(trace)
-    first_us = trace.events[0]["time_us"] if trace.cut and trace.events else trace.began_us
+def _beginning(trace: CellTrace) -> Iterator[Moment]:
+    """Yield the level before the first event, from when on it is known."""
+    known_us = trace.began_us
     if trace.since is not None:
         yield Moment(0.0, 0, 0)  # before CUDA started nothing can have been there
-        first_us = trace.events[0]["time_us"] if trace.events else trace.ended_us
-    yield Moment(_seconds(trace, first_us), requested, reserved)
+    if trace.since is not None or trace.cut:
+        known_us = trace.events[0]["time_us"]
+    yield Moment(_seconds(trace, known_us), *_start_levels(trace))
+
+
+def _after_each_event(trace: CellTrace) -> Iterator[Moment]:
+    requested, reserved = _start_levels(trace)
     for event in trace.events:
         requested += _change(event, _REQUESTED)
         reserved += _change(event, _RESERVED)
@@ -109,6 +113,7 @@ def _moments(trace: CellTrace) -> Iterator[Moment]:
 
 
 def _start_levels(trace: CellTrace) -> tuple[int, int]:
+    """Return the requested and the reserved bytes before the first event, told from those after the last."""
     return (
         trace.requested_after_bytes - sum(_change(event, _REQUESTED) for event in trace.events),
         trace.reserved_after_bytes - sum(_change(event, _RESERVED) for event in trace.events),
@@ -117,17 +122,6 @@ def _start_levels(trace: CellTrace) -> tuple[int, int]:
 
 def _change(event: Event, signs: dict[str, int]) -> int:
     return signs.get(event["action"], 0) * int(event["size"])
-
-
-def _line_at_peak(trace: CellTrace, highest: int) -> int | None:
-    now = _start_levels(trace)[0]
-    if now == highest:
-        return trace.since
-    for event in trace.events:
-        now += _change(event, _REQUESTED)
-        if now == highest:
-            return trace.line_of(event)
-    return None
 
 
 def _thinned(moments: Sequence[Moment], seconds: float) -> Iterator[Moment]:

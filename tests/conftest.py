@@ -211,6 +211,20 @@ def empty_gpu() -> None:
             torch.cuda.empty_cache()
 
 
+@pytest.fixture
+def taking(shell: Shell) -> Shell:
+    """Give a shell with the extension on an empty simulated GPU, in which ``take(mib, device)`` is a tensor."""
+    import torch
+
+    torch.empty(1, device="cuda")
+    empty_gpu()
+    shell.run(
+        "import torch\ndef take(mib, device=0):\n    return torch.empty(mib << 20, dtype=torch.uint8).cuda(device)"
+    )
+    shell.run("%load_ext jupyter_gpumem")
+    return shell
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Fail the test after which a thread of ours is still running."""

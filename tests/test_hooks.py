@@ -109,6 +109,44 @@ def test_memory_that_only_the_hooks_share_comes_back_with_them(loaded: Shell) ->
     assert remedied(loaded, holder) == 8 * MIB
 
 
+def test_hooks_that_a_list_has_too_are_let_go_one_by_one(loaded: Shell) -> None:
+    loaded.run("net = blocks(); net.also = [keeping() for _ in net]")
+    loaded.run("for x, f in zip(net, net.also): x.register_forward_hook(f)\ndel x, f")
+    for left in (3, 2, 1):
+        found = list(find_leaks(loaded.ip).holders)
+        assert [holder.keeps_bytes for holder in found] == [MIB] * left
+        assert remedied(loaded, found[0]) == MIB
+
+
+def test_a_function_that_hooks_of_two_kinds_run_is_taken_out_of_both(loaded: Shell) -> None:
+    loaded.run("net = blocks(); f = keeping()")
+    loaded.run("for x in net: x.register_forward_hook(f), x.register_forward_pre_hook(f)\ndel x, f")
+    (holder,) = find_leaks(loaded.ip).holders
+    assert remedied(loaded, holder) == holder.keeps_bytes == MIB
+
+
+def test_a_hook_that_keeps_nothing_stays_beside_one_that_goes(loaded: Shell) -> None:
+    loaded.run("ran = []; net = blocks(1)")
+    loaded.run("net[0].register_forward_hook(keeping()), net[0].register_forward_hook(lambda *_: ran.append(1)); None")
+    (holder,) = hooks(loaded)
+    assert remedied(loaded, holder) == holder.keeps_bytes == MIB
+    loaded.run("net(torch.ones(1, 256, device='cuda')); None")
+    assert loaded.ns["ran"] == [1]
+
+
+def test_models_that_share_all_are_told_once_beside_their_extras(loaded: Shell) -> None:
+    loaded.run(
+        "import types, sys\nclass A: pass\na, b = A(), types.ModuleType('gpumem_b'); sys.modules['gpumem_b'] = b\n"
+        "a.net = b.net = nn.ReLU(); a.net.extra = T(4); a.box = b.box = [T(3)]\ndel b"
+    )
+    try:
+        report = find_leaks(loaded.ip)
+        assert sum(one.shown_bytes for one in (*report.holders, *report.in_use)) == torch.cuda.memory_allocated()
+        assert sorted(one.shown_bytes for one in report.holders) == [3 * MIB, 4 * MIB]
+    finally:
+        loaded.run("del sys.modules['gpumem_b']")
+
+
 def test_hooks_of_another_line_stay(loaded: Shell) -> None:
     loaded.run("def other():\n    kept = T(2)\n    return lambda *_: kept")
     loaded.run(

@@ -5,20 +5,9 @@ import torch
 
 from jupyter_gpumem.celltrace import LineLog
 from jupyter_gpumem.lines import lines_of
-from tests.conftest import Shell, empty_gpu
+from tests.conftest import Shell
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def loaded(shell: Shell) -> Shell:
-    torch.empty(1, device="cuda")
-    empty_gpu()
-    shell.run(
-        "import torch\ndef take(mib, device=0):\n    return torch.empty(mib << 20, dtype=torch.uint8).cuda(device)"
-    )
-    shell.run("%load_ext jupyter_gpumem")
-    return shell
 
 
 def lines(shell: Shell, body: str, device: int = 0) -> dict[int | None, tuple[int, int, int]]:
@@ -30,44 +19,44 @@ def lines(shell: Shell, body: str, device: int = 0) -> dict[int | None, tuple[in
     return {use.line: (use.at_peak_bytes, use.kept_bytes, use.allocated_bytes) for use in found.lines}
 
 
-def test_each_line_has_its_bytes_at_the_peak_kept_and_in_all(loaded: Shell) -> None:
+def test_each_line_has_its_bytes_at_the_peak_kept_and_in_all(taking: Shell) -> None:
     body = "a = take(64)\nfor step in range(3):\n    b = take(32)\n    c = take(8)\ndel a"
-    assert lines(loaded, body) == {
+    assert lines(taking, body) == {
         2: (64 * MIB, 0, 64 * MIB),
         4: (64 * MIB, 32 * MIB, 96 * MIB),  # the old one is alive while the new one is made
         5: (8 * MIB, 8 * MIB, 24 * MIB),
     }
 
 
-def test_what_is_freed_from_before_the_cell_counts_as_from_before(loaded: Shell) -> None:
-    loaded.run("old = take(128)")
-    assert lines(loaded, "del old\nnew = take(64)") == {3: (0, 64 * MIB, 64 * MIB)}
-    (device,) = loaded.ns["record"].lines
+def test_what_is_freed_from_before_the_cell_counts_as_from_before(taking: Shell) -> None:
+    taking.run("old = take(128)")
+    assert lines(taking, "del old\nnew = take(64)") == {3: (0, 64 * MIB, 64 * MIB)}
+    (device,) = taking.ns["record"].lines
     assert device.before_bytes == 128 * MIB
 
 
-def test_memory_of_backward_counts_for_the_line_that_runs_it(loaded: Shell) -> None:
-    loaded.run("w = torch.ones(1 << 20, device='cuda', requires_grad=True)")
+def test_memory_of_backward_counts_for_the_line_that_runs_it(taking: Shell) -> None:
+    taking.run("w = torch.ones(1 << 20, device='cuda', requires_grad=True)")
     body = "loss = (w * 2).sum()\npass\nloss.backward(torch.ones_like(loss))\npass"
-    assert lines(loaded, body)[4][1] == 4 * MIB
+    assert lines(taking, body)[4][1] == 4 * MIB
 
 
-def test_the_next_item_of_a_loop_counts_for_the_line_of_the_loop(loaded: Shell) -> None:
+def test_the_next_item_of_a_loop_counts_for_the_line_of_the_loop(taking: Shell) -> None:
     body = "for item in (take(16) for _ in range(2)):\n    small = take(1)\n    if True:\n        continue"
-    found = lines(loaded, body)
+    found = lines(taking, body)
     assert found[3][2] == 2 * MIB
     assert found[2][2] + found[5][2] == 32 * MIB
 
 
 @pytest.mark.parametrize("head", ["%%gpumem --lines -o record\n%%time", "%%time\n%%gpumem --lines -o record"])
-def test_lines_are_those_of_the_cell_below_another_magic_too(loaded: Shell, head: str) -> None:
-    outputs = loaded.run(f"{head}\nx = take(16)\ny = take(32)")
-    assert [(use.line, use.kept_bytes) for use in loaded.ns["record"].lines[0].lines] == [(3, 16 * MIB), (4, 32 * MIB)]
+def test_lines_are_those_of_the_cell_below_another_magic_too(taking: Shell, head: str) -> None:
+    outputs = taking.run(f"{head}\nx = take(16)\ny = take(32)")
+    assert [(use.line, use.kept_bytes) for use in taking.ns["record"].lines[0].lines] == [(3, 16 * MIB), (4, 32 * MIB)]
     assert "4  y = take(32)" in outputs.text
 
 
-def test_the_table_sums_to_the_peak(loaded: Shell) -> None:
-    text = loaded.run(
+def test_the_table_sums_to_the_peak(taking: Shell) -> None:
+    text = taking.run(
         "%%gpumem --lines\nx = take(16)\nwith torch.no_grad():\n    y = take(32)\n    raise KeyError"
     ).text
     table = text[text.index("GPU 0 by line") :].splitlines()
@@ -82,15 +71,15 @@ def test_a_cell_that_starts_cuda_says_from_which_line_on_it_is_known(kernel: obj
     assert "from before line 4: CUDA had not started   4.00 MiB" in text
 
 
-def test_nothing_stays_behind(loaded: Shell) -> None:
-    before = set(loaded.ns)
-    loaded.run("%%gpumem --lines -q\nx = take(16)", store_history=False)
-    assert set(loaded.ns) - before == {"x"}
-    assert loaded.ip.ast_transformers == []
+def test_nothing_stays_behind(taking: Shell) -> None:
+    before = set(taking.ns)
+    taking.run("%%gpumem --lines -q\nx = take(16)", store_history=False)
+    assert set(taking.ns) - before == {"x"}
+    assert taking.ip.ast_transformers == []
     assert not torch._C._cuda_isHistoryEnabled()
 
 
-def test_words_that_the_user_gives_the_trace_are_kept(loaded: Shell) -> None:
+def test_words_that_the_user_gives_the_trace_are_kept(taking: Shell) -> None:
     words: list[str] = []  # torch 2.6 has no such words
     with patch.multiple(
         torch._C,
@@ -98,14 +87,14 @@ def test_words_that_the_user_gives_the_trace_are_kept(loaded: Shell) -> None:
         _cuda_setMemoryMetadata=words.append,
         _cuda_getMemoryMetadata=lambda: words[-1] if words else "",
     ):
-        lines(loaded, "x = take(16)\ntorch._C._cuda_setMemoryMetadata('mine')\ny = take(32)")
+        lines(taking, "x = take(16)\ntorch._C._cuda_setMemoryMetadata('mine')\ny = take(32)")
     assert words[-1] == "mine"
 
 
-def test_a_history_that_the_user_records_is_read_and_goes_on(loaded: Shell) -> None:
+def test_a_history_that_the_user_records_is_read_and_goes_on(taking: Shell) -> None:
     torch.cuda.memory._record_memory_history(context=None)
     try:
-        assert lines(loaded, "x = take(16)\ny = take(32)") == {
+        assert lines(taking, "x = take(16)\ny = take(32)") == {
             2: (16 * MIB, 16 * MIB, 16 * MIB),
             3: (32 * MIB, 32 * MIB, 32 * MIB),
         }
@@ -114,43 +103,43 @@ def test_a_history_that_the_user_records_is_read_and_goes_on(loaded: Shell) -> N
         torch.cuda.memory._record_memory_history(enabled=None)
 
 
-def test_a_history_of_the_users_that_is_too_short_is_said(loaded: Shell) -> None:
+def test_a_history_of_the_users_that_is_too_short_is_said(taking: Shell) -> None:
     torch.cuda.memory._record_memory_history(context=None, max_entries=5)
     try:
-        text = loaded.run("%%gpumem --lines\nx = [take(2) for _ in range(10)]\ny = take(4)").text
+        text = taking.run("%%gpumem --lines\nx = [take(2) for _ in range(10)]\ny = take(4)").text
     finally:
         torch.cuda.memory._record_memory_history(enabled=None)
     assert "history was full" in text
-    assert "history was full" not in loaded.run("%%gpumem --lines\nx = [take(2) for _ in range(10)]").text
+    assert "history was full" not in taking.run("%%gpumem --lines\nx = [take(2) for _ in range(10)]").text
 
 
-def test_a_marked_cell_may_run_another_one(loaded: Shell) -> None:
+def test_a_marked_cell_may_run_another_one(taking: Shell) -> None:
     inner = "%%gpumem --lines -o inner\\nv = take(4)\\nw = take(8)"
-    outputs = loaded.run(f"%%gpumem --lines -o outer\nget_ipython().run_cell('{inner}')\nx = take(16)")
+    outputs = taking.run(f"%%gpumem --lines -o outer\nget_ipython().run_cell('{inner}')\nx = take(16)")
     assert outputs.error is None
-    kept = {name: [use.kept_bytes // MIB for use in loaded.ns[name].lines[0].lines] for name in ("inner", "outer")}
+    kept = {name: [use.kept_bytes // MIB for use in taking.ns[name].lines[0].lines] for name in ("inner", "outer")}
     assert kept == {"inner": [4, 8], "outer": [12, 16]}
 
 
-def test_a_cell_that_records_the_history_itself_gets_one_line(loaded: Shell) -> None:
-    outputs = loaded.run("%%gpumem --lines\ntorch.cuda.memory._record_memory_history(enabled=None)\nx = take(16)")
+def test_a_cell_that_records_the_history_itself_gets_one_line(taking: Shell) -> None:
+    outputs = taking.run("%%gpumem --lines\ntorch.cuda.memory._record_memory_history(enabled=None)\nx = take(16)")
     assert "this cell records it itself" in outputs.text
     assert "by line" not in outputs.text
 
 
-def test_a_cell_that_unloads_the_extension_runs_to_its_end(loaded: Shell) -> None:
-    outputs = loaded.run("%%gpumem --lines\nx = take(16)\n%unload_ext jupyter_gpumem\nfor i in range(3):\n    y = i")
+def test_a_cell_that_unloads_the_extension_runs_to_its_end(taking: Shell) -> None:
+    outputs = taking.run("%%gpumem --lines\nx = take(16)\n%unload_ext jupyter_gpumem\nfor i in range(3):\n    y = i")
     assert outputs.error is None
-    assert loaded.ns["y"] == 2
-    assert [name for name in loaded.ns if name.startswith("_gpumem")] == []
+    assert taking.ns["y"] == 2
+    assert [name for name in taking.ns if name.startswith("_gpumem")] == []
 
 
-def test_functions_keep_no_mark_of_the_cell_that_defined_them(loaded: Shell) -> None:
-    assert lines(loaded, "def f():\n    return take(16)\nx = f()\ny = f()") == {
+def test_functions_keep_no_mark_of_the_cell_that_defined_them(taking: Shell) -> None:
+    assert lines(taking, "def f():\n    return take(16)\nx = f()\ny = f()") == {
         4: (16 * MIB, 16 * MIB, 16 * MIB),
         5: (16 * MIB, 16 * MIB, 16 * MIB),
     }
-    assert loaded.run("z = f()").error is None
+    assert taking.run("z = f()").error is None
 
 
 def test_a_block_that_lives_on_at_an_address_used_before_is_counted_once() -> None:

@@ -644,14 +644,22 @@ def press(setup: Setup, row: int) -> None:
     setup.panel._actions._holders.rows[row].children[1].set_state({"value": True})
 
 
-def test_release_acts_on_its_row_and_looks_again(looked: Callable[..., Setup], monkeypatch: pytest.MonkeyPatch) -> None:
-    released: list[str] = []
+@pytest.fixture
+def released(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Release nothing, and give the paths that were to be."""
+    paths: list[str] = []
 
     def release(_shell: object, one: Holder) -> FreeReport:
-        released.append(one.path)
+        paths.append(one.path)
         return free_report(MIB)
 
     monkeypatch.setattr("jupyter_gpumem.release.release_holder", release)
+    return paths
+
+
+def test_release_acts_on_its_row_and_looks_again(
+    looked: Callable[..., Setup], released: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     setup = looked(leak_report(holder("a", MIB), holder("b", MIB)))
     monkeypatch.setattr(
         "jupyter_gpumem.leak_report.find_leaks", lambda _shell, **_options: leak_report(holder("a", MIB))
@@ -663,15 +671,8 @@ def test_release_acts_on_its_row_and_looks_again(looked: Callable[..., Setup], m
 
 
 def test_a_click_on_the_row_that_moved_up_is_taken_for_a_double_click(
-    looked: Callable[..., Setup], monkeypatch: pytest.MonkeyPatch
+    looked: Callable[..., Setup], released: list[str]
 ) -> None:
-    released: list[str] = []
-
-    def release(_shell: object, one: Holder) -> FreeReport:
-        released.append(one.path)
-        return free_report(MIB)
-
-    monkeypatch.setattr("jupyter_gpumem.release.release_holder", release)
     setup = looked(leak_report(holder("a", MIB), holder("b", MIB)))
     press(setup, 0)
     press(setup, 1)

@@ -1,27 +1,13 @@
 from xml.etree import ElementTree
 
-import pytest
-import torch
-
 from jupyter_gpumem.celltrace import CellTrace, LineLog
 from jupyter_gpumem.render.cells import detail_page
 from jupyter_gpumem.render.layout import to_html
 from jupyter_gpumem.render.timeline import Curve, timeline_block
 from jupyter_gpumem.timeline import COLUMNS, DeviceTimeline, timeline_of
-from tests.conftest import Shell, empty_gpu
+from tests.conftest import Shell
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def loaded(shell: Shell) -> Shell:
-    torch.empty(1, device="cuda")
-    empty_gpu()
-    shell.run(
-        "import torch\ndef take(mib, device=0):\n    return torch.empty(mib << 20, dtype=torch.uint8).cuda(device)"
-    )
-    shell.run("%load_ext jupyter_gpumem")
-    return shell
 
 
 def timeline(shell: Shell, body: str, device: int = 0) -> DeviceTimeline:
@@ -62,44 +48,44 @@ def trace(events: list[tuple[int, str, int]], after: int = 0, reserved: int = 0,
     return CellTrace(0, "GPU 0", **values)  # type: ignore[arg-type]  # as the class names them
 
 
-def test_each_rise_and_fall_of_a_cell_is_there(loaded: Shell) -> None:
-    found = timeline(loaded, "a = take(64)\nb = take(32)\ndel a\nc = take(8)\ndel b")
+def test_each_rise_and_fall_of_a_cell_is_there(taking: Shell) -> None:
+    found = timeline(taking, "a = take(64)\nb = take(32)\ndel a\nc = take(8)\ndel b")
     assert levels(found) == [0, 64, 96, 32, 40, 8]
     assert (found.peak_line, found.peak_source) == (3, "b = take(32)")
 
 
-def test_it_begins_with_what_was_there_before(loaded: Shell) -> None:
-    loaded.run("old = take(128)")
-    assert levels(timeline(loaded, "del old\nnew = take(64)")) == [128, 0, 64]
+def test_it_begins_with_what_was_there_before(taking: Shell) -> None:
+    taking.run("old = take(128)")
+    assert levels(timeline(taking, "del old\nnew = take(64)")) == [128, 0, 64]
 
 
-def test_a_peak_inside_backward_has_the_line_that_called_it(loaded: Shell) -> None:
-    loaded.run("w = torch.ones(1 << 20, device='cuda', requires_grad=True)")
-    found = timeline(loaded, "loss = w.exp().sum()\npass\nloss.backward(torch.ones_like(loss))\npass")
+def test_a_peak_inside_backward_has_the_line_that_called_it(taking: Shell) -> None:
+    taking.run("w = torch.ones(1 << 20, device='cuda', requires_grad=True)")
+    found = timeline(taking, "loss = w.exp().sum()\npass\nloss.backward(torch.ones_like(loss))\npass")
     assert found.peak_source == "loss.backward(torch.ones_like(loss))"
 
 
-def test_each_device_has_its_own_curve(loaded: Shell) -> None:
-    loaded.run("%%gpumem --timeline -q -o record\na = take(64)\nb = take(32, 1)")
-    assert [levels(found) for found in loaded.ns["record"].timeline] == [[0, 64], [0, 32]]
+def test_each_device_has_its_own_curve(taking: Shell) -> None:
+    taking.run("%%gpumem --timeline -q -o record\na = take(64)\nb = take(32, 1)")
+    assert [levels(found) for found in taking.ns["record"].timeline] == [[0, 64], [0, 32]]
 
 
-def test_a_failing_cell_has_its_curve_too(loaded: Shell) -> None:
-    text = loaded.run("%%gpumem --timeline\na = take(64)\nraise KeyError").text
+def test_a_failing_cell_has_its_curve_too(taking: Shell) -> None:
+    text = taking.run("%%gpumem --timeline\na = take(64)\nraise KeyError").text
     assert "GPU 0 over" in text
     assert "in line 2" in text
 
 
-def test_both_reports_come_from_one_run(loaded: Shell) -> None:
-    text = loaded.run("%%gpumem --lines --timeline\na = take(64)").text
+def test_both_reports_come_from_one_run(taking: Shell) -> None:
+    text = taking.run("%%gpumem --lines --timeline\na = take(64)").text
     assert "GPU 0 by line" in text
     assert "GPU 0 over" in text
 
 
-def test_without_the_option_nothing_is_traced(loaded: Shell) -> None:
-    loaded.run("%%gpumem -q -o record\na = take(64)")
-    assert loaded.ns["record"].timeline == ()
-    assert loaded.ns["record"].to_dict()["timeline"] == []
+def test_without_the_option_nothing_is_traced(taking: Shell) -> None:
+    taking.run("%%gpumem -q -o record\na = take(64)")
+    assert taking.ns["record"].timeline == ()
+    assert taking.ns["record"].to_dict()["timeline"] == []
 
 
 def test_a_cell_that_starts_cuda_begins_at_nothing(kernel: object) -> None:
@@ -158,9 +144,9 @@ def test_the_curve_in_characters_stands_as_high_as_the_memory() -> None:
     assert rows[-1] == " " * 18 + "█" * 37
 
 
-def test_the_curve_in_html_is_well_formed_and_escaped(loaded: Shell) -> None:
-    loaded.run("%%gpumem --timeline -q -o record\na = take(64); '<script>'")
-    page = to_html(detail_page(loaded.ns["record"], ()))
+def test_the_curve_in_html_is_well_formed_and_escaped(taking: Shell) -> None:
+    taking.run("%%gpumem --timeline -q -o record\na = take(64); '<script>'")
+    page = to_html(detail_page(taking.ns["record"], ()))
     assert "<script>" not in page
     drawing = ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
     assert [title.text for title in drawing.iter("title")][-1] == "line 2: a = take(64); '<script>'"
