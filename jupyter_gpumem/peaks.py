@@ -89,7 +89,7 @@ class Scope:
 
     def moved(self, device: int) -> bool:
         """Tell whether any counter of the device changed within the scope."""
-        return device in self._folds or self.before.get(device) != self._after[device]
+        return device in self._folds or self.before.get(device) is not self._after[device]
 
     def ran_out(self, device: int) -> bool:
         """Tell whether an allocation on the device failed within the scope."""
@@ -155,29 +155,33 @@ class PeakTracker:
     def open(self, devices: tuple[int, ...], *, exact: bool = True) -> Scope:
         """Begin a scope; where ``exact`` the peaks of ``devices`` are folded, then reset."""
         with self._lock:
-            before = {device: self.raw(device) for device in devices}
             exact = exact and bool(self._originals)
-            if exact:
-                for device, reading in before.items():
-                    if reading == self._at_rest.get(device):
-                        continue
-                    if _at_peak(reading):
-                        self._at_rest[device] = reading
-                    else:
-                        self._fold_and_reset(device, reading)
-                        # read again, so that a scope in which nothing happens ends as it began
-                        before[device] = self.raw(device)
-            scope = Scope(before, exact)
+            scope = Scope({device: self._reading_at_start(device, exact=exact) for device in devices}, exact)
             self._scopes.add(scope)
             return scope
 
     def close(self, scope: Scope, devices: tuple[int, ...]) -> Scope:
         """End a scope, with the devices that are there now; needs no reset."""
         with self._lock:
-            scope.end({device: self.raw(device) for device in devices})
+            scope.end({device: self._unless_same(device, scope.before.get(device)) for device in devices})
             self._scopes.discard(scope)
             self._leave_if_done()
             return scope
+
+    def _reading_at_start(self, device: int, *, exact: bool) -> Counters:
+        reading = self._unless_same(device, self._at_rest.get(device))
+        if not exact or reading is self._at_rest.get(device):
+            return reading
+        if _at_peak(reading):
+            self._at_rest[device] = reading
+            return reading
+        self._fold_and_reset(device, reading)
+        return self.raw(device)  # so that a scope in which nothing happens ends as it began
+
+    def _unless_same(self, device: int, known: Counters | None) -> Counters:
+        """Read a device; return the reading already there where it says the same, so that one is kept, not many."""
+        reading = self.raw(device)
+        return known if known is not None and known == reading else reading
 
     def raw(self, device: int) -> Counters:
         """Read the allocator's own counters, without what was folded for the user; about 12 µs."""
