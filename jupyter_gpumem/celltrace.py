@@ -23,6 +23,11 @@ class LineLog:
             self._times.append(time_us)
             self._lines.append(line)
 
+    @property
+    def first_us(self) -> int | None:
+        """When the first line began; None as long as none has."""
+        return self._times[0] if self._times else None
+
     def at(self, time_us: int) -> int | None:
         """Return the line that was running; None before the first, and after the last there was room for."""
         index = bisect_right(self._times, time_us)
@@ -31,11 +36,12 @@ class LineLog:
 
 @dataclass(frozen=True, slots=True)
 class CellTrace:
-    """One device while a cell ran; sizes in bytes, times in microseconds of the allocator's clock.
+    """One device while the lines of a cell ran; sizes in bytes, times in microseconds of the allocator's clock.
 
     ``requested_after_bytes`` and ``reserved_after_bytes`` are the allocator's after the last event, and
     ``peak_allocated_bytes`` the cell's peak, in whole blocks. ``since`` is the line at which the trace began,
-    None when that was the cell's beginning; ``cut`` tells that it had grown too long and lost its beginning.
+    None when that was the cell's beginning, and ``known_us`` when; ``cut`` tells that it had grown too long and
+    lost its beginning.
     """
 
     device: int
@@ -45,6 +51,7 @@ class CellTrace:
     line_of: Callable[[Event], int | None]
     source: Sequence[str]
     began_us: int
+    known_us: int
     ended_us: int
     requested_after_bytes: int
     reserved_after_bytes: int

@@ -53,7 +53,10 @@ class LineMarks:
         self._set_metadata: Callable[[str], object] = str
         self._metadata_before = ""
         self._allocations: dict[int, int] = {}
-        self._began_us = time.time_ns() // 1000
+        self._known_us = _now_us()
+        self._failed_us: int | None = None
+        self._show_traceback = vars(shell).get("showtraceback")
+        vars(shell)["showtraceback"] = self._note_failure
         shell.user_ns[self._name] = self._mark
         self._transformers = cast("list[Any]", shell.ast_transformers)  # IPython calls nothing but visit()
         self._transformers.append(self)
@@ -82,7 +85,8 @@ class LineMarks:
 
     def read(self, record: CellRecord) -> tuple[CellTrace, ...]:
         """End with the cell; return what there is of each device on which it did something."""
-        ended_us = time.time_ns() // 1000
+        # what it takes to show an error is not the cell's
+        ended_us = (None if record.status == "ok" else self._failed_us) or _now_us()
         found = []
         if self._began:
             traces = _torch().cuda.memory._snapshot()["device_traces"]
@@ -95,16 +99,32 @@ class LineMarks:
         self._ended = True
         if self in self._transformers:
             self._transformers.remove(self)
+        self._restore_traceback()
         if self._recording:
             self._note_metadata()
             self._set_metadata(self._metadata_before)
             _torch().cuda.memory._record_memory_history(enabled=None)
 
+    def _note_failure(self, *args: Any, **options: Any) -> None:
+        """Note when the cell failed, or one that it runs; the last to fail is the cell itself."""
+        self._failed_us = _now_us()
+        show = self._show_traceback or type(self._shell).showtraceback.__get__(self._shell)
+        show(*args, **options)
+
+    def _restore_traceback(self) -> None:
+        own = vars(self._shell)
+        if own.get("showtraceback") != self._note_failure:
+            return  # the cell has put something else there
+        if self._show_traceback is None:
+            del own["showtraceback"]
+        else:
+            own["showtraceback"] = self._show_traceback
+
     def _mark(self, line: int) -> None:
         if line == self._line:
             return
         self._line = line
-        self._log.add(time.time_ns() // 1000, line)
+        self._log.add(_now_us(), line)
         if not self._began:
             self._record()
         if self._recording:
@@ -117,6 +137,7 @@ class LineMarks:
             return
         self._began = True
         self._since = self._line or None
+        self._known_us = _now_us()
         self._allocations = {device: _allocations(device) for device in active_devices()}
         memory = _torch().cuda.memory
         # whoever records already has their own words for their events, too
@@ -140,7 +161,7 @@ class LineMarks:
 
     def _device(self, change: DeviceChange, trace: Sequence[Event], ended_us: int) -> CellTrace:
         counters = tracker.raw(change.after.device)
-        events = [event for event in trace if event["time_us"] >= self._began_us]
+        events = [event for event in trace if event["time_us"] >= self._known_us]
         made = _allocations(change.after.device) - self._allocations.get(change.after.device, 0)
         return CellTrace(
             change.after.device,
@@ -149,7 +170,8 @@ class LineMarks:
             self._log,
             self._line_of,
             self._source,
-            self._began_us,
+            self._log.first_us or self._known_us,
+            self._known_us,
             ended_us,
             counters["requested_bytes"]["all"]["current"],
             counters["reserved_bytes"]["all"]["current"],
@@ -162,6 +184,11 @@ class LineMarks:
 def _allocations(device: int) -> int:
     """Return how many allocations there have been on a device."""
     return int(tracker.raw(device)["allocation"]["all"]["allocated"])
+
+
+def _now_us() -> int:
+    """Return the time by the allocator's clock."""
+    return time.time_ns() // 1000
 
 
 def _torch() -> Any:

@@ -27,7 +27,8 @@ class DeviceLines:
 
     At the peak of the cell ``before_bytes``, those of all ``lines`` and ``rounding_bytes`` sum to
     ``peak_allocated_bytes``. ``since`` is the line at which the trace began, None when that was the cell's
-    beginning; ``cut`` tells that it had grown too long and lost its beginning.
+    beginning; ``cut`` tells that it had grown too long and lost its beginning: then the lines are those of the
+    highest moment that is known, and ``rounding_bytes`` is what the peak of the whole cell has more.
     """
 
     device: int

@@ -16,7 +16,7 @@ _RESERVED = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What a device held from ``seconds`` after the cell's beginning on; sizes in bytes."""
+    """What a device held from ``seconds`` after the first line's beginning on; sizes in bytes."""
 
     seconds: float
     requested_bytes: int
@@ -25,7 +25,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class LineSpan:
-    """A line of the cell, and when it ran, in seconds after the cell's beginning."""
+    """A line of the cell, and when it ran, in seconds after the first line's beginning."""
 
     line: int
     source: str
@@ -35,12 +35,13 @@ class LineSpan:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimeline:
-    """One device over the ``seconds`` of a cell.
+    """One device over the ``seconds`` from a cell's first line to its end, or its error.
 
     ``moments`` are exact and in order; where there were many, the extremes of each 200th of the time. Sizes are
     as they were requested: at the highest moment ``rounding_bytes`` more were in use, ``peak_allocated_bytes``
     in all. ``peak_line`` is None where no line of the cell was running. ``since`` and ``cut`` are those of
-    :class:`~jupyter_gpumem.lines.DeviceLines`.
+    :class:`~jupyter_gpumem.lines.DeviceLines`; where it is ``cut``, the highest moment is the highest of those
+    that are known, while ``peak_allocated_bytes`` is that of the whole cell and ``rounding_bytes`` the difference.
     """
 
     device: int
@@ -96,11 +97,9 @@ def _seconds(trace: CellTrace, time_us: int) -> float:
 
 def _beginning(trace: CellTrace) -> Iterator[Moment]:
     """Yield the level before the first event, from when on it is known."""
-    known_us = trace.began_us
     if trace.since is not None:
         yield Moment(0.0, 0, 0)  # before CUDA started nothing can have been there
-    if trace.since is not None or trace.cut:
-        known_us = trace.events[0]["time_us"]
+    known_us = trace.events[0]["time_us"] if trace.cut else trace.known_us
     yield Moment(_seconds(trace, known_us), *_start_levels(trace))
 
 

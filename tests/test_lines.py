@@ -68,7 +68,7 @@ def test_a_cell_that_starts_cuda_says_from_which_line_on_it_is_known(kernel: obj
     run = kernel.run  # type: ignore[attr-defined]
     run("%load_ext jupyter_gpumem\n%gpumem simulate 1GiB")
     text = run("%%gpumem --lines\nimport torch\na = torch.ones(1 << 20).cuda()\nb = torch.ones(1 << 20).cuda()").text
-    assert "from before line 4: CUDA had not started   4.00 MiB" in text
+    assert "from before line 4, when CUDA started   4.00 MiB" in text
 
 
 def test_nothing_stays_behind(taking: Shell) -> None:
@@ -110,6 +110,7 @@ def test_a_history_of_the_users_that_is_too_short_is_said(taking: Shell) -> None
     finally:
         torch.cuda.memory._record_memory_history(enabled=None)
     assert "history was full" in text
+    assert "rounding to blocks, or higher before" in text
     assert "history was full" not in taking.run("%%gpumem --lines\nx = [take(2) for _ in range(10)]").text
 
 

@@ -1,8 +1,11 @@
+import time
 from xml.etree import ElementTree
+
+import pytest
 
 from jupyter_gpumem.celltrace import CellTrace, LineLog
 from jupyter_gpumem.render.cells import detail_page
-from jupyter_gpumem.render.layout import to_html
+from jupyter_gpumem.render.layout import Page, to_html, to_text
 from jupyter_gpumem.render.timeline import Curve, timeline_block
 from jupyter_gpumem.timeline import COLUMNS, DeviceTimeline, timeline_of
 from tests.conftest import Shell
@@ -37,6 +40,7 @@ def trace(events: list[tuple[int, str, int]], after: int = 0, reserved: int = 0,
         "line_of": lambda event: log.at(event["time_us"]),
         "source": ["first", "  second"],
         "began_us": 0,
+        "known_us": 0,
         "ended_us": 1000,
         "requested_after_bytes": after,
         "reserved_after_bytes": reserved,
@@ -150,3 +154,38 @@ def test_the_curve_in_html_is_well_formed_and_escaped(taking: Shell) -> None:
     assert "<script>" not in page
     drawing = ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
     assert [title.text for title in drawing.iter("title")][-1] == "line 2: a = take(64); '<script>'"
+
+
+def test_what_it_takes_to_show_an_error_is_not_in_the_curve(taking: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[int] = []
+    monkeypatch.setattr(taking.ip, "showtraceback", lambda *_args, **_options: shown.append(time.time_ns() // 1000))
+    mine = taking.ip.showtraceback
+    ended: list[int] = []
+    monkeypatch.setattr("jupyter_gpumem.timeline.timeline_of", lambda trace: ended.append(trace.ended_us))
+    taking.run("%%gpumem --timeline -q\na = take(64)\nraise KeyError")
+    assert ended[0] <= shown[0]
+    assert taking.ip.showtraceback is mine
+
+
+def test_a_cell_that_goes_on_after_an_inner_one_failed_ends_with_itself(taking: Shell) -> None:
+    inner = "%%gpumem --timeline -q -o inner\\na = take(4)\\nraise KeyError"
+    found = timeline(taking, f"get_ipython().run_cell('{inner}')\nb = take(8)")
+    assert levels(found)[-1] == 12
+    assert found.moments[-1].seconds > taking.ns["inner"].timeline[0].seconds
+    assert "showtraceback" not in vars(taking.ip)
+
+
+def test_the_curve_begins_with_the_first_line(taking: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    traces: list[CellTrace] = []
+    monkeypatch.setattr("jupyter_gpumem.timeline.timeline_of", traces.append)
+    taking.run("%%gpumem --timeline -q\n'a line'\na = take(64)")
+    assert traces[0].began_us == traces[0].log.first_us
+    assert traces[0].log.at(traces[0].began_us) == 2
+
+
+def test_a_peak_that_may_be_lost_is_not_given_a_time_nor_called_rounding() -> None:
+    block = timeline_block(timeline_of(trace([(600, "alloc", 10)], after=10, cut=True)))
+    text = to_text(Page((block,)))
+    assert "highest known 10 B after 0.6 ms, in line 2" in text
+    assert "the peak of the whole cell, in blocks: 100 B" in text
+    assert "rounding" not in text

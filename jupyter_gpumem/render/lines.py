@@ -21,9 +21,10 @@ def lines_block(device: DeviceLines) -> Block:
     ]
     if rest:
         rows.append(_sum(f"  {len(rest)} more lines", rest))
-    before = "  from before" if device.since is None else f"  from before line {device.since}: CUDA had not started"
+    before = "  from before" if device.since is None else f"  from before line {device.since}, when CUDA started"
     rows.append((quiet(before), size(device.before_bytes), _BLANK, _BLANK))
-    rows.append((quiet("  rounding to blocks"), size(device.rounding_bytes), _BLANK, _BLANK))
+    rounding = "  rounding to blocks, or higher before" if device.cut else "  rounding to blocks"
+    rows.append((quiet(rounding), size(device.rounding_bytes), _BLANK, _BLANK))
     rows.append((Span("peak"), size(device.peak_allocated_bytes), _BLANK, _BLANK))
     if device.cut:
         rows.append((quiet("the allocator's history was full: what is older counts as from before"),))

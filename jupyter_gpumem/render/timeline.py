@@ -20,23 +20,30 @@ def timeline_block(timeline: DeviceTimeline) -> Block:
     """Write the curve of one device, and below it when and where it was highest."""
     head = Span(f"{timeline.label} over {_time(timeline.seconds)}", style="strong")
     top = Span(f"0 to {format_bytes(timeline.most_requested_bytes)} allocated", exact(timeline.most_requested_bytes))
-    reserved = format_bytes(timeline.most_reserved_bytes)
-    rows: list[Row] = [_peak(timeline)]
-    rounding = f"as requested; rounding to blocks adds {format_bytes(timeline.rounding_bytes)} at the peak"
-    rows.append((quiet(f"{rounding}; torch reserved {reserved} at most"),))
+    remarks = [_remark(timeline)]
     if timeline.since is not None:
-        rows.append((quiet(f"from line {timeline.since} on: CUDA had not started"),))
+        remarks.append(f"the history begins at line {timeline.since}, when CUDA had started")
     if timeline.cut:
-        rows.append((quiet("the allocator's history was full: the beginning is missing"),))
-    return Block(tuple(rows), picture=Curve(timeline), head=(head, top), flow=True)
+        remarks.append("the allocator's history was full: the beginning is missing, and may have been higher")
+    rows = (_peak(timeline), *((quiet(remark),) for remark in remarks))
+    return Block(rows, picture=Curve(timeline), head=(head, top), flow=True)
+
+
+def _remark(timeline: DeviceTimeline) -> str:
+    if timeline.cut:
+        return f"as requested; the peak of the whole cell, in blocks: {format_bytes(timeline.peak_allocated_bytes)}"
+    rounding = f"rounding to blocks adds {format_bytes(timeline.rounding_bytes)} at the peak"
+    return f"as requested; {rounding}; torch reserved {format_bytes(timeline.most_reserved_bytes)} at most"
 
 
 def _peak(timeline: DeviceTimeline) -> Row:
-    peak = format_bytes(timeline.peak_allocated_bytes)
-    title = exact(timeline.peak_allocated_bytes)
+    word, nbytes = "peak", timeline.peak_allocated_bytes
+    if timeline.cut:
+        word, nbytes = "highest known", timeline.most_requested_bytes
+    text, title = f"{word} {format_bytes(nbytes)} after {_time(timeline.peak_seconds)}", exact(nbytes)
     if timeline.peak_line is None:
-        return (Span(f"peak {peak} after {_time(timeline.peak_seconds)}", title),)
-    where = Span(f"peak {peak} after {_time(timeline.peak_seconds)}, in line {timeline.peak_line}", title)
+        return (Span(text, title),)
+    where = Span(f"{text}, in line {timeline.peak_line}", title)
     return (where, Span(shorten(timeline.peak_source, _SOURCE_WIDTH), timeline.peak_source, "quiet"))
 
 
