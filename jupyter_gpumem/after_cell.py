@@ -81,7 +81,7 @@ class CellReports:
 
         names = self._shell.user_ns
         body = self._shell.transform_cell(without_magic_lines(raw_cell))  # type: ignore[no-untyped-call]  # IPython's
-        request = _Request(raw_cell, options, Namespace(names, held_bytes), Replacements(names, str(body)))
+        request = _Request(raw_cell, options, Namespace(names, self._held_bytes), Replacements(self._shell, str(body)))
         self._requests[id(record)] = request
         if options.lines or options.timeline:
             self._mark_lines(request)
@@ -191,11 +191,19 @@ class CellReports:
             return
         if self._shell.user_ns.get("Out", {}).get(record.number) is not value:
             return
-        kept = held_bytes(value)
+        kept = self._held_bytes(value)
         if kept >= self._config.echo_bytes:
             text = f"Out[{record.number}] now keeps {format_bytes(kept)}, also after a del"
             then = quiet("→ end the line with ; next time")
             show(self._shell, Page((Block(((Span(text, f"{kept:,} bytes"), then),), flow=True),)))
+
+    def _held_bytes(self, value: Any) -> int:
+        """Return the bytes of GPU memory reachable from a value; 0 while CUDA has not started."""
+        if not cuda_started() or type(value) in _PLAIN:
+            return 0
+        from jupyter_gpumem.holdings import bytes_held_by
+
+        return bytes_held_by((value,), self._shell)
 
     def _warn(self, record: CellRecord) -> None:
         """Warn once when a peak passes the part of the device that the user set, until it falls below again."""
@@ -210,15 +218,6 @@ class CellReports:
             (self._above.add if above else self._above.discard)(change.after.device)
         if over:
             show(self._shell, _warning_page(over))
-
-
-def held_bytes(value: Any) -> int:
-    """Return the bytes of GPU memory reachable from a value; 0 while CUDA has not started."""
-    if not cuda_started() or type(value) in _PLAIN:
-        return 0
-    from jupyter_gpumem.leak_report import bytes_held_by
-
-    return bytes_held_by((value,))
 
 
 def _usable_bytes(change: DeviceChange) -> int | None:

@@ -1,19 +1,22 @@
 """How many bytes of device memory can be reached from some values."""
 
 import gc
-import sys
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.blocks import BlockFinder, read_blocks
 from jupyter_gpumem.device import current_probe, torch_module
 from jupyter_gpumem.graph import TorchReader, plain_reads
-from jupyter_gpumem.heap import Clock, OutOfTimeError, module_namespace, scan
+from jupyter_gpumem.heap import Clock, OutOfTimeError, scan
+from jupyter_gpumem.reach import borders
 from jupyter_gpumem.tensors import Key, StorageReader
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
 
 _BATCH = 256
 # these are the program, not something that a value keeps
@@ -29,17 +32,22 @@ class StorageMark:
     reference: "weakref.ref[Any]"
 
 
-def bytes_held_by(values: Iterable[object], *, budget_seconds: float = 1.0) -> int:
+def bytes_held_by(
+    values: Iterable[object], shell: "InteractiveShell | None" = None, *, budget_seconds: float = 1.0
+) -> int:
     """Return the bytes of device memory reachable from some values, through containers, closures and graphs.
 
-    Memory that others hold too is counted. What classes and modules hold is not: it is not the value's. Bytes
-    are those of the allocator's blocks; a search that takes longer than ``budget_seconds`` counts what it found.
+    Memory that others hold too is counted. What classes and modules hold is not, nor what the ``shell`` holds,
+    to which a log handler or an event loop leads: it is not the value's. Bytes are those of the allocator's
+    blocks; a search that takes longer than ``budget_seconds`` counts what it found.
     """
-    found = storages_held_by(values, budget_seconds=budget_seconds)
+    found = storages_held_by(values, shell, budget_seconds=budget_seconds)
     return sum({mark.block: mark.nbytes for mark in found.values()}.values())
 
 
-def storages_held_by(values: Iterable[object], *, budget_seconds: float = 1.0) -> dict[Key, StorageMark]:
+def storages_held_by(
+    values: Iterable[object], shell: "InteractiveShell | None" = None, *, budget_seconds: float = 1.0
+) -> dict[Key, StorageMark]:
     """Return the storages reachable from some values, as :func:`bytes_held_by` counts them."""
     torch = torch_module()
     if torch is None:
@@ -49,7 +57,8 @@ def storages_held_by(values: Iterable[object], *, budget_seconds: float = 1.0) -
 
     def search() -> None:
         with plain_reads(torch), suppress(OutOfTimeError):
-            _gather(list(values), TorchReader(torch), StorageReader(torch, kind), Clock(budget_seconds), found)
+            seen = set(borders(shell))
+            _gather(list(values), TorchReader(torch), StorageReader(torch, kind), Clock(budget_seconds), seen, found)
 
     scan(search)
     if not found:
@@ -68,10 +77,10 @@ def _gather(
     reader: TorchReader,
     storages: StorageReader,
     clock: Clock,
+    seen: set[int],
     found: dict[Key, tuple[int, "weakref.ref[Any]"]],
 ) -> None:
     kept: list[Any] = list(stack)  # so that no address is used twice while addresses tell what was seen
-    seen = {id(module_namespace(module)) for module in list(sys.modules.values()) if type(module) is ModuleType}
     seen.update(map(id, stack))
     while stack:
         batch = stack[-_BATCH:]

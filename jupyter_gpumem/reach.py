@@ -27,7 +27,7 @@ class Reach:
 
     def __init__(self, shell: "InteractiveShell | None", kind: str = "cuda") -> None:
         self._torch = torch_module()
-        self._barren = set(_borders(shell))
+        self._barren = set(borders(shell))
         if self._torch is not None:
             self._reader = TorchReader(self._torch)
             self._kinds = frozenset(self._reader.kinds())
@@ -65,8 +65,8 @@ class Reach:
             yield from (child for child, _how in read(value))
 
 
-def _borders(shell: "InteractiveShell | None") -> Iterator[int]:
-    """Return the addresses of module globals and of IPython's own keeping places."""
+def borders(shell: "InteractiveShell | None") -> Iterator[int]:
+    """Yield the addresses of module globals and of IPython's own keeping places: no value keeps what those hold."""
     for module in list(sys.modules.values()):
         if issubclass(type(module), ModuleType):
             yield id(module_namespace(module))

@@ -2,7 +2,7 @@
 
 import sys
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -57,17 +57,18 @@ class _Interval:
 class Replacements:
     """Watches from a cell's beginning when the values of the user's variables go. Keeps none of them alive."""
 
-    def __init__(self, names: Mapping[str, Any], source: str) -> None:
+    def __init__(self, shell: "InteractiveShell", source: str) -> None:
         self._groups: dict[tuple[frozenset[str], int], _Group] = {}
         self._watches: list[weakref.ref[Any]] = []
         self._intervals: dict[int, list[_Interval]] = {}
         self._scopes: dict[int, tuple[Scope, int]] = {}
         self._start: dict[int, int] = {}
+        names = shell.user_ns
         # what a loop binds is alive beside its own replacement in every round
         rebound = rebound_names(source) - names_in_loops(source)
         if not rebound.intersection(names) or not cuda_started() or current_probe().kind != "cuda":
             return
-        held = {name: storages_held_by((value,)) for name, value in names.items() if not name.startswith("_")}
+        held = {name: storages_held_by((value,), shell) for name, value in names.items() if not name.startswith("_")}
         marks: dict[Key, StorageMark] = {}
         owners: dict[Key, set[str]] = {}
         for name, found in held.items():
