@@ -10,6 +10,7 @@ from jupyter_gpumem.device import torch_module
 from jupyter_gpumem.heap import type_mro, type_namespace
 from jupyter_gpumem.literals import is_plain_name, literal
 from jupyter_gpumem.trail import Step, Trail
+from jupyter_gpumem.untracked import place_in_array
 
 _MODULE_DICTS = ("_parameters", "_modules", "_buffers")
 
@@ -70,16 +71,9 @@ def view_step(trail: Trail, _chain: Sequence[Any], _at: int) -> Step:
 
 
 def array_step(trail: Trail, chain: Sequence[Any], at: int) -> Step:
-    """Go from a numpy array of objects to one of them."""
-    items = chain[at].ravel().tolist()
-    place = next((place for place, item in enumerate(items) if item is chain[at + 1]), None)
-    if place is None:
-        return builtin_step(trail, chain, at)
-    index: tuple[int, ...] = ()
-    for length in reversed(chain[at].shape):
-        place, here = divmod(place, length)
-        index = (here, *index)
-    return trail.then(f"[{', '.join(map(str, index)) or '()'}]"), 1
+    """Go from a numpy array of objects to one of them, or to the array whose objects it shows."""
+    place = place_in_array(chain[at], chain[at + 1])
+    return builtin_step(trail, chain, at) if place is None else (trail.then(place), 1)
 
 
 def thread_local_step(trail: Trail, chain: Sequence[Any], at: int) -> Step:

@@ -14,7 +14,6 @@ from jupyter_gpumem.heap import Clock, Heap, subclasses_of, type_mro, type_names
 Link = Literal["gradient", "graph", "next", "saved", "hook", "variable", "inner", "base", "storage", "script"]
 """How the C++ side refers to something."""
 
-_MOST_ITEMS = 1_000_000
 _STACK_BYTES_PER_NODE = 250
 _USUAL_STACK_BYTES = 6 * 1024**2
 _LARGEST_STACK_BYTES = 112 * 1024**2  # Linux keeps 128 MiB free below a stack that was small at start
@@ -67,29 +66,6 @@ def live_graph(heap: Heap, torch: ModuleType, clock: Clock) -> LiveGraph:
     graph.made = [item for address, item in graph.objects.items() if address not in known]
     graph.unread |= reader.unread
     return graph
-
-
-def add_untracked(graph: LiveGraph, heap: Heap, torch: ModuleType) -> bool:
-    """Add what holds tensors though the collector does not track it; tell whether there is any.
-
-    These are saved tensors that Python code keeps (checkpointing does) and numpy arrays of objects.
-    """
-    import numpy as np
-
-    saved = torch._C._autograd.SavedTensor
-    kinds = {id(kind): kind for kind in (saved, np.ndarray)}
-    found = False
-    for item in heap.referents_of_kinds(kinds):
-        links: list[tuple[Any, Link]] = []
-        if type(item) is saved:
-            links = [(item.data, "saved")] if hasattr(item, "data") and item.data is not None else []
-        elif item.dtype == object and item.size <= _MOST_ITEMS:
-            links = [(held, "inner") for held in np.ravel(item).tolist()]
-        if any(id(held) in graph.objects for held, _how in links):
-            graph.objects[id(item)] = item
-            graph.links[id(item)] = links
-            found = True
-    return found
 
 
 def leave_room_to_free(nodes: int) -> bool:

@@ -42,6 +42,7 @@ from jupyter_gpumem.graph import is_node_type
 from jupyter_gpumem.heap import is_exactly, is_made_by_class, type_mro, type_namespace
 from jupyter_gpumem.hooks import TENSOR_TABLES, tensor_tables
 from jupyter_gpumem.trail import Step, Trail
+from jupyter_gpumem.untracked import is_array
 
 _MOST_STEPS = 60  # a list in a list a thousand times over has no path worth reading
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
@@ -149,7 +150,7 @@ def _instance(trail: Trail, chain: Sequence[Any], at: int) -> Step:
         result = result_step(trail, chain, at)
         if result is not None:
             return result
-    if type_name(parent) == "ndarray":
+    if is_array(parent):
         return array_step(trail, chain, at)
     if _is_iterator(parent):
         return _iterator(trail, chain, at)

@@ -7,12 +7,12 @@ from typing import Any
 from jupyter_gpumem.blocks import Block, BlockFinder
 from jupyter_gpumem.device import torch_module
 from jupyter_gpumem.dominators import immediate_dominators
-from jupyter_gpumem.graph import add_untracked
 from jupyter_gpumem.heap import Clock, Heap
 from jupyter_gpumem.held import ROOT, HeldGraph, RootHolder
 from jupyter_gpumem.roots import Roots, Slot
 from jupyter_gpumem.tensors import Key, LiveTensors
-from jupyter_gpumem.unreached import add_unreached
+from jupyter_gpumem.unreached import add_unreached, is_held_unseen
+from jupyter_gpumem.untracked import add_untracked
 
 
 def held_graph(heap: Heap, live: LiveTensors, roots: Roots, blocks: Sequence[Block], clock: Clock) -> HeldGraph:
@@ -20,11 +20,8 @@ def held_graph(heap: Heap, live: LiveTensors, roots: Roots, blocks: Sequence[Blo
     heap.add(live.graph.made)
     graph = _graph(heap, live, roots, blocks, clock)
     torch = torch_module()
-    orphans = any(
-        holder.kind == "unknown" and id(holder.slots[0].target) in live.graph.objects
-        for holder in graph.holders.values()
-    )
-    if orphans and torch is not None and add_untracked(live.graph, heap, torch):
+    while torch is not None and is_held_unseen(graph, live) and add_untracked(live.graph, heap, torch, graph.nodes):
+        del graph  # its references would be counted
         graph = _graph(heap, live, roots, blocks, clock)
     graph.dominator = immediate_dominators(graph.successors, ROOT)
     graph.found_by = _recognised_paths(graph)
@@ -40,7 +37,7 @@ def _graph(heap: Heap, live: LiveTensors, roots: Roots, blocks: Sequence[Block],
     _add_references(graph, cone, live, plain)
     _add_memory(graph, live, blocks)
     clock.check("what each keeps")
-    add_unreached(graph, cone, live)
+    add_unreached(graph, live)
     return graph
 
 

@@ -2,7 +2,7 @@
 
 import gc
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from jupyter_gpumem.device import torch_module
@@ -11,15 +11,16 @@ from jupyter_gpumem.heap import type_namespace
 from jupyter_gpumem.held import ROOT, HeldGraph, RootHolder, reach
 from jupyter_gpumem.roots import Slot
 from jupyter_gpumem.tensors import LiveTensors
+from jupyter_gpumem.untracked import is_array
 
 
-def add_unreached(graph: HeldGraph, cone: Mapping[int, Any], live: LiveTensors) -> None:
+def add_unreached(graph: HeldGraph, live: LiveTensors) -> None:
     """Give what no root reaches a holder of its own, and what nothing at all holds a place among the garbage."""
     reached = reach(graph.successors, [ROOT])
     unreached = [node for node in graph.nodes.values() if node not in reached]
     if not unreached:
         return
-    starts = _fewest(graph, _held_from_outside(graph, cone, live, unreached), reached)
+    starts = _fewest(graph, _held_from_outside(graph, live, unreached), reached)
     for node in starts:
         target = graph.objects[node]
         holder = RootHolder(graph.add(), "unknown", ("unknown", id(target)), [])
@@ -29,6 +30,19 @@ def add_unreached(graph: HeldGraph, cone: Mapping[int, Any], live: LiveTensors) 
         graph.successors[holder.node] = [node]
     reached |= reach(graph.successors, starts)
     graph.garbage = _components(graph, reached)
+
+
+def is_held_unseen(graph: HeldGraph, live: LiveTensors) -> bool:
+    """Tell whether some tensor has more references than were found, or something is held by nobody known."""
+    if any(holder.kind == "unknown" for holder in graph.holders.values()):
+        return True
+    addresses = {address for address in live.graph.tensors if address in graph.nodes}
+    python, native = _known_references(graph, live, addresses, graph.nodes)
+    for holder in graph.holders.values():
+        for slot in holder.slots:
+            if id(slot.target) in python:
+                python[id(slot.target)] += 2  # the slot's own and the one it tells of
+    return bool(_with_more(graph, live, map(graph.nodes.__getitem__, addresses), python, native, lists=2))
 
 
 def _fewest(graph: HeldGraph, outside: Sequence[int], known: set[int]) -> list[int]:
@@ -78,18 +92,30 @@ def _components(graph: HeldGraph, reached: set[int]) -> list[list[int]]:
     return [part for part in components if any(member in graph.memory for member in part)]
 
 
-def _held_from_outside(
-    graph: HeldGraph, cone: Mapping[int, Any], live: LiveTensors, unreached: Sequence[int]
-) -> list[int]:
+def _held_from_outside(graph: HeldGraph, live: LiveTensors, unreached: Sequence[int]) -> list[int]:
     """Return the nodes with more references than Python objects and this scan account for."""
     addresses = {id(graph.objects[node]) for node in unreached}
-    python, native = _known_references(graph, live, addresses)
+    python, native = _known_references(graph, live, addresses, addresses)
+    # the heap's list, the cone and the graph's list
+    return _with_more(graph, live, unreached, python, native, lists=3)
+
+
+def _with_more(
+    graph: HeldGraph,
+    live: LiveTensors,
+    nodes: Iterable[int],
+    python: Mapping[int, int],
+    native: Mapping[int, int],
+    *,
+    lists: int,
+) -> list[int]:
+    """Return the nodes with more references than those counted and those of so many lists of this scan."""
     users = _Users(live)
     outside = []
-    for node in unreached:
+    for node in nodes:
         item = graph.objects[node]
-        # the names `item` and the call's own argument; the heap's list, the cone and the graph's list
-        extra = sys.getrefcount(item) - 2 - 3 - python[id(item)]
+        # the name `item` and the call's own argument
+        extra = sys.getrefcount(item) - 2 - lists - python[id(item)]
         known = native.get(id(item), 0)
         if extra > 0 and known and is_node_type(type(item)):
             extra -= 1  # a node of a graph may keep its own Python object; who keeps the node is known
@@ -127,18 +153,21 @@ def _correct(extra: int, native: int, known_native: int) -> int:
 
 
 def _known_references(
-    graph: HeldGraph, live: LiveTensors, addresses: set[int]
+    graph: HeldGraph, live: LiveTensors, addresses: Collection[int], sources: Iterable[int]
 ) -> tuple[dict[int, int], dict[int, int]]:
-    """Count references to some objects: by one another and by the lists of this scan; by C++ links."""
+    """Count references to some objects: by some others and by the lists of this scan; by C++ links."""
     python = dict.fromkeys(addresses, 0)
     native: dict[int, int] = {}
-    for address in addresses:
-        for held in gc.get_referents(graph.objects[graph.nodes[address]]):
+    for address in sources:
+        holder = graph.objects[graph.nodes[address]]
+        for held in gc.get_referents(holder):
             if id(held) in python:
                 python[id(held)] += 1
+        counts = python if is_array(holder) else native
         for held, _how in live.graph.links.get(address, ()):
             if id(held) in python:
-                native[id(held)] = native.get(id(held), 0) + 1
+                counts[id(held)] = counts.get(id(held), 0) + 1
+        del holder
     for held in _kept_by_scan(live):
         if id(held) in python:
             python[id(held)] += 1

@@ -16,7 +16,7 @@ LAYERS = {
     "values": "advised errors sizes readings cards holders freed",
     "sources": """
         allocator attributes blocks device failures frames graph guarded heap nvml observer peaks processes reach
-        references simgpu simgpu.build simgpu.locate tensors
+        references simgpu simgpu.build simgpu.locate tensors untracked
     """,
     "work": """
         accounts activations advice alike autocast beside calls cells celltrace changes containers contents
@@ -42,7 +42,7 @@ OUTSIDE = {
     "ipywidgets": {"panel.actions", "panel.closing", "panel.holders", "panel.live"},
     "comm": {"sidebar"},
     "matplotlib": {"plot"},
-    "numpy": {"graph", "heap", "references"},
+    "numpy": {"heap", "references", "untracked"},
     "pandas": {"history"},
     "psutil": {"device", "fits", "processes"},
     "pynvml": {"nvml"},
