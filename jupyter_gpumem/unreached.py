@@ -13,6 +13,8 @@ from jupyter_gpumem.roots import Slot
 from jupyter_gpumem.tensors import LiveTensors
 from jupyter_gpumem.untracked import is_array
 
+_CHUNK = 256
+
 
 def add_unreached(graph: HeldGraph, live: LiveTensors) -> None:
     """Give what no root reaches a holder of its own, and what nothing at all holds a place among the garbage."""
@@ -158,16 +160,17 @@ def _known_references(
     """Count references to some objects: by some others and by the lists of this scan; by C++ links."""
     python = dict.fromkeys(addresses, 0)
     native: dict[int, int] = {}
-    for address in sources:
-        holder = graph.objects[graph.nodes[address]]
-        for held in gc.get_referents(holder):
+    items = [graph.objects[graph.nodes[address]] for address in sources]
+    for start in range(0, len(items), _CHUNK):
+        for held in gc.get_referents(*items[start : start + _CHUNK]):
             if id(held) in python:
                 python[id(held)] += 1
-        counts = python if is_array(holder) else native
-        for held, _how in live.graph.links.get(address, ()):
+    for item in items:
+        links = live.graph.links.get(id(item), ())
+        counts = python if links and is_array(item) else native
+        for held, _how in links:
             if id(held) in python:
                 counts[id(held)] = counts.get(id(held), 0) + 1
-        del holder
     for held in _kept_by_scan(live):
         if id(held) in python:
             python[id(held)] += 1
