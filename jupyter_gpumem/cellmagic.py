@@ -25,8 +25,8 @@ def strip_magic_line(lines: list[str]) -> list[str]:
         return [*lines, "\n"]
     if not lines or _options_of(lines[0]) is None:
         return lines
-    body = lines[1:]
-    return body if body and body[0].startswith("%%") else ["\n", *body]
+    below = list(itertools.dropwhile(lambda line: not line.strip(), lines[1:]))
+    return below if below and below[0].startswith("%%") else ["\n", *lines[1:]]
 
 
 def detail_options(raw_cell: str) -> Namespace | None:

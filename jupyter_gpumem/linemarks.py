@@ -40,10 +40,9 @@ class LineMarks:
             raise GpuMemError("--lines and --timeline read the allocator's history, and this cell records it itself")
         self._shell = shell
         self._source = raw_cell.splitlines()
-        heads = _heads(self._source)
+        heads, self._offset = _above_the_code(self._source)
         # another magic runs what is below it as a program of its own, with lines counted from there
         self._to_skip = sum(not head.startswith("%%gpumem") for head in heads)
-        self._offset = len(heads) - heads[-1].startswith("%%gpumem") if heads else 0
         self._name = next(_names)
         self._log = LineLog()
         self._line = 0
@@ -195,14 +194,21 @@ def _torch() -> Any:
     return torch_module()
 
 
-def _heads(source: Sequence[str]) -> list[str]:
-    heads = []
-    for line in source:
+def _above_the_code(source: Sequence[str]) -> tuple[list[str], int]:
+    """Return the magics at a cell's head, and how many lines are above the first that is compiled.
+
+    IPython drops the empty lines at the head of what each magic runs; the line ``%%gpumem`` is compiled as an
+    empty one unless another magic follows.
+    """
+    heads: list[str] = []
+    above = 0
+    for number, line in enumerate(source):
         if line.startswith("%%"):
             heads.append(line)
+            above = number if line.startswith("%%gpumem") else number + 1
         elif line.strip():
-            break
-    return heads
+            return heads, above if heads and heads[-1].startswith("%%gpumem") else number
+    return heads, above
 
 
 def _marked(statements: list[ast.stmt], name: str, offset: int) -> list[ast.stmt]:

@@ -55,6 +55,19 @@ def test_lines_are_those_of_the_cell_below_another_magic_too(taking: Shell, head
     assert "4  y = take(32)" in outputs.text
 
 
+@pytest.mark.parametrize(
+    ("head", "below"),
+    [("%%time\n\n%%gpumem", ""), ("\n\n%%gpumem", "\n\n"), ("%%gpumem", "\n%%time\n\n"), ("%%time\n%%gpumem", "\n")],
+)
+def test_empty_lines_at_the_head_of_a_cell_shift_nothing(taking: Shell, head: str, below: str) -> None:
+    cell = f"{head} --lines -o record\n{below}x = take(16)\ny = take(32)"
+    assert taking.run(cell).error is None
+    assert [use.source for use in taking.ns["record"].lines[0].lines] == ["x = take(16)", "y = take(32)"]
+    assert [use.line for use in taking.ns["record"].lines[0].lines] == [
+        number for number, line in enumerate(cell.splitlines(), 1) if "take" in line
+    ]
+
+
 def test_the_table_sums_to_the_peak(taking: Shell) -> None:
     text = taking.run(
         "%%gpumem --lines\nx = take(16)\nwith torch.no_grad():\n    y = take(32)\n    raise KeyError"

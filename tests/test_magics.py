@@ -132,7 +132,9 @@ def test_the_body_of_a_detailed_cell_runs_natively(loaded: Shell) -> None:
     assert "line 4" in outputs.stdout
 
 
-@pytest.mark.parametrize("head", ["%%gpumem\n%%time", "%%time\n%%gpumem", "\n\n%%gpumem", "%%gpumem\n%%capture out"])
+@pytest.mark.parametrize(
+    "head", ["%%gpumem\n%%time", "%%time\n%%gpumem", "\n\n%%gpumem", "%%gpumem\n%%capture out", "%%gpumem\n\n%%time"]
+)
 def test_the_detail_works_above_and_below_other_cell_magics(loaded: Shell, head: str) -> None:
     outputs = loaded.run(f"{head}\nx = take(64)")
     assert outputs.error is None
