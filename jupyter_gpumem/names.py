@@ -1,5 +1,6 @@
 """Which of the user's names may be deleted, and deleting exactly those."""
 
+import ast
 import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -40,9 +41,19 @@ def check_names(shell: "InteractiveShell | None", names: str | Iterable[str]) ->
     return checked
 
 
+def _is_deletable(target: str) -> bool:
+    """Tell whether ``del`` takes an expression: ``model.head`` and ``losses[3]``, not ``f()`` or ``3``."""
+    try:
+        ast.parse(f"del {target}")
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
 def _check(shell: "InteractiveShell", name: str) -> None:
     if not name.isidentifier():
-        raise GpuMemError(f"{name!r} is not a variable's name; del {name} first, then %gpu_free")
+        then = f"; del {name} first, then %gpu_free" if _is_deletable(name) else ""
+        raise GpuMemError(f"{name!r} is not a variable's name{then}")
     if is_ipythons(name):
         raise GpuMemError(
             f"{name} belongs to IPython; %gpu_free without names lets its GPU results go. If you bound it: del {name}"

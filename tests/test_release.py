@@ -278,6 +278,16 @@ def test_a_misspelt_name_is_told_the_nearest(gpu: Shell) -> None:
         free(gpu.ip, ["modle"])
 
 
+@pytest.mark.parametrize(
+    ("text", "advised"),
+    [("model.head", True), ("losses[3]", True), ("3", False), ("f()", False), ("a b", False), ("\0", False)],
+)
+def test_del_is_advised_only_for_what_it_takes(gpu: Shell, text: str, advised: bool) -> None:
+    with pytest.raises(GpuMemError, match="not a variable's name") as raised:
+        free(gpu.ip, [text])
+    assert (f"del {text} first" in str(raised.value)) is advised
+
+
 def test_a_name_of_ipythons_that_the_user_took_over_is_the_users(gpu: Shell) -> None:
     gpu.run("%reset_selective -f nothing")
     gpu.ip.push({"hidden": 5}, interactive=False)
