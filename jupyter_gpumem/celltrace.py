@@ -41,7 +41,7 @@ class CellTrace:
     ``requested_after_bytes`` and ``reserved_after_bytes`` are the allocator's after the last event, and
     ``peak_allocated_bytes`` the cell's peak, in whole blocks. ``since`` is the line at which the trace began,
     None when that was the cell's beginning, and ``known_us`` when; ``cut`` tells that it had grown too long and
-    lost its beginning.
+    lost its beginning. In the ``pauses_us`` the cell waited for a report of ours on an out-of-memory error.
     """
 
     device: int
@@ -53,6 +53,7 @@ class CellTrace:
     began_us: int
     known_us: int
     ended_us: int
+    pauses_us: Sequence[tuple[int, int]]
     requested_after_bytes: int
     reserved_after_bytes: int
     peak_allocated_bytes: int

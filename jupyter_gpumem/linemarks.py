@@ -11,6 +11,7 @@ from jupyter_gpumem.cells import CellRecord, DeviceChange
 from jupyter_gpumem.celltrace import CellTrace, Event, LineLog
 from jupyter_gpumem.device import cuda_started, torch_module
 from jupyter_gpumem.errors import GpuMemError
+from jupyter_gpumem.observer import observer
 from jupyter_gpumem.peaks import tracker
 
 if TYPE_CHECKING:
@@ -162,6 +163,7 @@ class LineMarks:
         counters = tracker.raw(change.after.device)
         events = [event for event in trace if event["time_us"] >= self._known_us]
         made = _allocations(change.after.device) - self._allocations.get(change.after.device, 0)
+        began_us = self._log.first_us or self._known_us
         return CellTrace(
             change.after.device,
             change.label,
@@ -169,9 +171,10 @@ class LineMarks:
             self._log,
             self._line_of,
             self._source,
-            self._log.first_us or self._known_us,
+            began_us,
             self._known_us,
             ended_us,
+            [pause for pause in observer.pauses_us if pause[0] >= began_us],
             counters["requested_bytes"]["all"]["current"],
             counters["reserved_bytes"]["all"]["current"],
             change.peak_allocated_bytes,

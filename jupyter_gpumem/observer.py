@@ -1,6 +1,8 @@
 """torch's out-of-memory observer: one per process, and who listens to it."""
 
 import contextlib
+import time
+from collections import deque
 from collections.abc import Callable
 
 from jupyter_gpumem.device import torch_module
@@ -14,6 +16,8 @@ class Observer:
     def __init__(self) -> None:
         self._listener: Listener | None = None
         self._asked_for = False
+        self.pauses_us: deque[tuple[int, int]] = deque(maxlen=1000)
+        """When the program waited for a listener, in microseconds of the allocator's clock; the latest, in order."""
 
     def listen(self, listener: Listener | None) -> None:
         """Set who is told the device and the bytes asked for, before the error is raised; None for nobody.
@@ -41,8 +45,15 @@ class Observer:
         listener = self._listener
         if listener is not None:
             # torch is about to raise: an error of ours must not take its place
+            began_us = time.time_ns() // 1000
             with contextlib.suppress(Exception):
                 listener(device, asked)
+            self._note_pause(began_us)
+
+    def _note_pause(self, began_us: int) -> None:
+        if self.pauses_us:  # another thread's may have ended meanwhile
+            began_us = max(began_us, self.pauses_us[-1][1])
+        self.pauses_us.append((began_us, max(began_us, time.time_ns() // 1000)))
 
 
 observer = Observer()

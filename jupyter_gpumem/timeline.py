@@ -35,7 +35,7 @@ class LineSpan:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimeline:
-    """One device over the ``seconds`` from a cell's first line to its end, or its error.
+    """One device over the ``seconds`` from a cell's first line to its end, or its error, less what our reports took.
 
     ``moments`` are exact and in order; where there were many, the extremes of each 200th of the time. Sizes are
     as they were requested: at the highest moment ``rounding_bytes`` more were in use, ``peak_allocated_bytes``
@@ -70,7 +70,7 @@ class DeviceTimeline:
 
 def timeline_of(trace: CellTrace) -> DeviceTimeline:
     """Follow a device through a cell, of which the trace has an event at least."""
-    seconds = max(trace.ended_us - trace.began_us, 1) / 1e6
+    seconds = max(_seconds(trace, trace.ended_us), 1e-6)
     moments = [*_beginning(trace), *_after_each_event(trace)]
     peak = max(range(len(moments)), key=lambda index: moments[index].requested_bytes)
     event = peak - (len(moments) - len(trace.events))
@@ -92,7 +92,18 @@ def timeline_of(trace: CellTrace) -> DeviceTimeline:
 
 
 def _seconds(trace: CellTrace, time_us: int) -> float:
-    return min(max(time_us, trace.began_us), trace.ended_us) / 1e6 - trace.began_us / 1e6
+    """Return how long the cell itself had run by then."""
+    time_us = min(max(time_us, trace.began_us), trace.ended_us)
+    waited_us = sum(min(end, time_us) - begin for begin, end in trace.pauses_us if begin < time_us)
+    return (time_us - trace.began_us - waited_us) / 1e6
+
+
+def _time_us(trace: CellTrace, seconds: float) -> int:
+    """Return by when the cell itself had run so long."""
+    time_us = trace.began_us + int(seconds * 1e6)
+    for begin, end in trace.pauses_us:
+        time_us += end - begin if begin < time_us else 0
+    return time_us
 
 
 def _beginning(trace: CellTrace) -> Iterator[Moment]:
@@ -138,8 +149,7 @@ def _thinned(moments: Sequence[Moment], seconds: float) -> Iterator[Moment]:
 
 def _spans(trace: CellTrace, seconds: float) -> Iterator[LineSpan]:
     """Yield which line ran in the middle of each column, neighbours that are alike as one."""
-    width_us = seconds * 1e6 / COLUMNS
-    running = [trace.log.at(int(trace.began_us + (column + 0.5) * width_us)) for column in range(COLUMNS)]
+    running = [trace.log.at(_time_us(trace, (column + 0.5) * seconds / COLUMNS)) for column in range(COLUMNS)]
     column = 0
     for line, group in itertools.groupby(running):
         start, column = column, column + sum(1 for _ in group)

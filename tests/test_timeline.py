@@ -1,4 +1,5 @@
 import time
+from unittest.mock import patch
 from xml.etree import ElementTree
 
 import pytest
@@ -42,6 +43,7 @@ def trace(events: list[tuple[int, str, int]], after: int = 0, reserved: int = 0,
         "began_us": 0,
         "known_us": 0,
         "ended_us": 1000,
+        "pauses_us": (),
         "requested_after_bytes": after,
         "reserved_after_bytes": reserved,
         "peak_allocated_bytes": 100,
@@ -189,3 +191,24 @@ def test_a_peak_that_may_be_lost_is_not_given_a_time_nor_called_rounding() -> No
     assert "highest known 10 B after 0.6 ms, in line 2" in text
     assert "the peak of the whole cell, in blocks: 100 B" in text
     assert "rounding" not in text
+
+
+def test_what_a_report_on_running_out_of_memory_took_is_not_the_cells_time() -> None:
+    events = [(100, "alloc", 10), (300, "alloc", 10), (800, "free_completed", 20)]
+    found = timeline_of(trace(events, pauses_us=[(200, 250), (350, 700)]))
+    assert [moment.seconds for moment in found.moments] == [0.0, 0.0001, 0.00025, 0.0004]
+    assert found.seconds == 0.0006
+    # line 2 began at 500, while the second report was under way: 0.0003 s of the cell's own
+    assert [(span.line, span.start_seconds, span.end_seconds) for span in found.lines] == [
+        (1, 0.0, 0.0003),
+        (2, 0.0003, 0.0006),
+    ]
+
+
+def test_a_cell_that_ran_out_of_memory_has_a_curve_of_its_own_time(taking: Shell) -> None:
+    shown: list[CellTrace] = []
+    with patch("jupyter_gpumem.timeline.timeline_of", shown.append):
+        taking.run("%%gpumem --timeline -q\na = take(64)\nb = torch.empty(1 << 50, device='cuda')")
+    (found,) = shown
+    ((began, ended),) = found.pauses_us
+    assert found.began_us <= began <= ended <= found.ended_us
