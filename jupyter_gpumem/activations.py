@@ -159,10 +159,24 @@ class Activations:
                 else:
                     inside.setdefault(level, {})[one.key] = one.nbytes
             entering.update({edge: self._result_bytes(edge) for edge in self._entering(index, levels)})
+        outside |= self._first_inputs(levels)
         everything = {key: nbytes for found in inside.values() for key, nbytes in found.items()}
         freed = {key: nbytes for key, nbytes in everything.items() if key not in outside}
         largest = max((sum(found.values()) for found in inside.values()), default=0)
         return max(sum(freed.values()) - sum(entering.values()), 0), largest
+
+    def _first_inputs(self, levels: list[int | None]) -> set[Key]:
+        """Return what enters a block that no step leads to: a batch of inputs, which no step has made."""
+        led_to = {levels[index] for index in range(len(levels)) if any(True for _edge in self._entering(index, levels))}
+        found: set[Key] = set()
+        of_weights: list[bool] = []  # whether a step makes something of weights alone
+        for level, node in zip(levels, self.nodes, strict=True):
+            own = {one.key for one in node.saved if not one.is_weight}
+            is_first = all(of_weights[before] for before, _result in node.after)
+            of_weights.append(is_first and not own)
+            if is_first and level is not None and level not in led_to:
+                found |= own
+        return found
 
     def _levels(self, blocks: Iterable[Block]) -> list[int | None]:
         """Return the block of each step, None for what comes before all of them or behind the last."""

@@ -28,6 +28,10 @@ class Living:
         addresses = frozenset(addresses)
         return not addresses.isdisjoint(self.dead) and addresses.isdisjoint(self.used)
 
+    def is_used(self, address: int) -> bool:
+        """Tell whether running calls or variables lead to it."""
+        return address in self.used
+
     def is_under_way(self, addresses: Iterable[int]) -> bool:
         """Tell whether a running call has some of these; what only its stack has is seen by nobody."""
         addresses = frozenset(addresses)

@@ -56,8 +56,10 @@ class Scene:
         """The graph of the pass under way; without one what the running calls of a network hold."""
         self.forwards = forwards_of(spots, torch)
         """The networks whose forward pass is under way, outermost first."""
+        in_calls = self._held_by_calls(spots)
+        self._in_calls = set(map(id, in_calls))
         if not self.latest.nbytes and spots:
-            self.latest = self._held_by_calls(spots)
+            self.latest = read_tensors(live, torch, in_calls, device)
             if is_recording(spots, torch):
                 self.largest = self.latest
         self._all_passes = passes
@@ -136,22 +138,45 @@ class Scene:
         """Return the number of samples of a pass and the bytes that grow with it.
 
         Where no graph has all of them, because a forward pass is run once more or C++ code has them, they are
-        told by the shapes of all tensors of the calls under way that have no other role.
+        told by the shapes of all tensors of the calls under way that have no other role. At a failure the results
+        that the next step was about to take grow too, saved or not.
         """
         samples, nbytes = self._samples(one)
         is_hidden = self.in_forward and self.hidden_bytes > max(self.latest.nbytes, _LITTLE)
-        if not self.recomputes and not is_hidden:
-            return samples, nbytes
-        samples, _nbytes = self._samples(self.latest)
-        grown = {
+        if self.recomputes or is_hidden:
+            samples, _nbytes = self._samples(self.latest)
+            grown = self._grown(samples, self.live.graph.tensors)
+            return samples, sum(self.live.storages[key].nbytes for key in grown) + self.hidden_bytes
+        if self.in_forward and one is self.latest:
+            saved = one.saved()
+            results = self._grown(samples, self._results)
+            nbytes += sum(self.live.storages[key].nbytes for key in results if key not in saved)
+        return samples, nbytes
+
+    def _grown(self, samples: int, addresses: Iterable[int]) -> set[Key]:
+        """Return the storages of the calls under way, among tensors by address, whose shapes go with the batch."""
+        return {
             key
-            for address, tensor in self.live.graph.tensors.items()
+            for address in addresses
             if samples > 1 and self._living.is_under_way((address,)) and address not in self._living.dead
-            if any(rows and rows % samples == 0 for rows in sizes_of(tensor, self.torch)[:2])
+            if any(rows and rows % samples == 0 for rows in sizes_of(self.live.graph.tensors[address], self.torch)[:2])
             for key in self.live.keys_of(address)
             if self.live.storages[key].role in ("other", "saved for backward") and self.device in (None, key[0])
         }
-        return samples, sum(self.live.storages[key].nbytes for key in grown) + self.hidden_bytes
+
+    @cached_property
+    def _results(self) -> set[int]:
+        """The addresses of what the pass under way has made and its calls still have, its inputs among them.
+
+        A data set that a function holds is none: no step of the pass made it, no network is called with it.
+        """
+        links, steps = self.live.graph.links, self.latest.steps
+        return self._in_calls | {
+            address
+            for address in self.live.graph.tensors
+            if any(how == "graph" and id(node) in steps for node, how in links.get(address, ()))
+            or not self._living.is_used(address)
+        }
 
     def _samples(self, one: Activations) -> tuple[int, int]:
         """Return the samples of a pass; some layers take their batch as the second dimension by default."""
@@ -206,15 +231,14 @@ class Scene:
         hooks = (child for found in self.live.graph.links.values() for child, how in found if how == "hook")
         return any(type(one) is FunctionType and one.__globals__.get("__name__") == _CHECKPOINTS for one in hooks)
 
-    def _held_by_calls(self, spots: Sequence[Spot]) -> Activations:
+    def _held_by_calls(self, spots: Sequence[Spot]) -> list[Any]:
         """Return what the running calls of a network hold: under ``no_grad`` and in compiled code there is no graph."""
         calls = calls_of(self.torch.nn.Module, spots)
         if self.forwards and issubclass(type(self.forwards[-1]), self.torch.nn.RNNBase):
             # its initial states have the batch as their second dimension, whatever its input has
             calls = [frame for frame in calls if frame.f_code.co_name != "forward"]
         values = (value for frame in calls for _name, value in local_variables(frame))
-        tensors = {id(one): one for value in values for one in self.tensors_in(value)}
-        return read_tensors(self.live, self.torch, tensors.values(), self.device)
+        return list({id(one): one for value in values for one in self.tensors_in(value)}.values())
 
     def nbytes_of(self, tensors: Iterable[Any]) -> int:
         """Return the bytes on the device of the storages of some tensors, each once."""

@@ -129,6 +129,29 @@ def test_checkpointing_is_turned_on_by_the_models_own_method_and_not_advised_twi
     assert "activation checkpointing" not in subjects(user)
 
 
+def test_checkpointing_is_not_advised_where_each_block_keeps_only_what_enters_it(user: Shell) -> None:
+    user.run(PLAIN)
+    full = growth(user, LOSS)
+    assert "activation checkpointing" not in subjects(user)
+    user.run("del loss\nrun = lambda layer, x: checkpoint(layer, x, use_reentrant=False)")
+    assert growth(user, LOSS) >= full
+
+
+PLAIN = """
+import torch
+from torch.utils.checkpoint import checkpoint
+layers = torch.nn.ModuleList([torch.nn.Linear(512, 512) for _ in range(6)]).cuda()
+run = lambda layer, x: layer(x)
+def loss_of(batch):
+    x = batch + 1
+    for layer in layers:
+        x = run(layer, x)
+    return x.sum()
+batch = torch.ones(8192, 512, device="cuda")
+loss_of(batch).backward()
+"""
+
+
 def test_outputs_collected_without_no_grad(user: Shell) -> None:
     user.run(MODEL)
     with_graphs = growth(user, "outs = [model(batch) for _ in range(3)]")

@@ -345,8 +345,8 @@ def test_the_batch_that_would_have_got_past_is_estimated(ready: Shell) -> None:
 
 
 TRAIN = """import torch
-net = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.Tanh()) for _ in range(16)])
-net = net.cuda()
+from torch.nn import Linear, Sequential, Tanh
+net = Sequential(*[Sequential(Linear(1024, 1024), Tanh(), Linear(1024, 1024), Tanh()) for _ in range(8)]).cuda()
 def inputs(n): return torch.ones(n, 1024, device="cuda")
 def train(net, size): net(inputs(size)).sum().backward()
 def attempt(size):
@@ -371,7 +371,7 @@ def test_advice_after_a_failure_that_was_handled_is_that_of_a_raised_one(ready: 
     handled = ready.run("attempt(524288)")
     assert handled.error is None
     assert advised(handled) == [line for line in raised if "kept by the last error" not in line]
-    assert any("checkpoint net: 16 x Sequential" in line for line in advised(handled))
+    assert any("checkpoint net: 8 x Sequential" in line for line in advised(handled))
     assert any("gradient accumulation: each of 524288 samples takes" in line for line in advised(handled))
     assert torch.cuda.memory_allocated() < GIB
 
@@ -420,11 +420,39 @@ def test_a_batch_of_an_evaluation_without_a_graph_is_estimated(ready: Shell) -> 
     assert ready.run(f"evaluate(wide, 1, {found * 101 // 100})").error == "OutOfMemoryError"
 
 
+def promised(outputs: Outputs, start: str) -> float:
+    """Return the bytes of one piece of advice in a report."""
+    found = re.search(rf"([\d.]+) (.iB)   {start}", outputs.text)
+    return float(found[1]) * {"MiB": MIB, "GiB": GIB}[found[2]]
+
+
+UNSAVED = """
+net = Sequential(*[Linear(1024, 1024) for _ in range(4)], Linear(1024, 16384), torch.nn.Softmax(-1)).cuda()
+everything = inputs(65536)
+def epoch(size, net=net):
+    rows = everything
+    return net(rows[:size].clone())
+"""
+
+
+def test_results_that_no_step_has_saved_yet_go_with_the_batch_but_a_data_set_does_not(ready: Shell) -> None:
+    ready.run(TRAIN + UNSAVED + "epoch(8)")
+    before = torch.cuda.memory_allocated()
+    ready.run("out = epoch(65536, net[:-1])")
+    needed = torch.cuda.memory_allocated() - before
+    ready.run("del out")
+    empty_gpu()
+    spare = (torch.cuda.mem_get_info()[0] - needed) / GIB - 1
+    shown = ready.run(f"spare = take({spare}); out = epoch(65536)")
+    assert "in net[5]" in headline(shown)
+    assert promised(shown, "gradient accumulation: each of 65536 samples") == pytest.approx(needed / 2, rel=0.02)
+
+
 def test_a_model_and_a_batch_size_that_only_a_function_knows_are_named_as_there(ready: Shell) -> None:
     ready.run(TRAIN + "def main():\n    mlp, bs = net, 524288\n    del globals()['net']\n    train(mlp, bs)")
     shown = ready.run("main()")
     assert "→ bs = 262144" in shown.text
-    assert any("checkpoint mlp: 16 x Sequential" in line for line in advised(shown))
+    assert any("checkpoint mlp: 8 x Sequential" in line for line in advised(shown))
 
 
 def test_what_a_network_calls_its_batch_is_no_variable_to_change(ready: Shell) -> None:
