@@ -93,6 +93,15 @@ def test_an_indented_cell_keeps_its_blanks_in_html() -> None:
     assert "white-space:nowrap" not in to_html(Page((Block((("  part", size(3), "why"),)),)))
 
 
+def test_a_remark_longer_than_a_narrow_page_goes_on_below() -> None:
+    page = to_html(
+        Page((Block((("GPU 0", size(3)), (quiet("a remark that is longer than a narrow page is"),)), flow=True),))
+    )
+    assert page.count("white-space:pre-wrap") == 1
+    assert page.count("white-space:pre;") == 2
+    assert page.count("min-width:min(100%,") == 3
+
+
 def test_a_shortened_path_keeps_its_function_and_line() -> None:
     path = "local batch of train() line 7, kept by the last error (ValueError, cell 12) through its context (KeyError)"
     assert shorten_path(path, 200) == path

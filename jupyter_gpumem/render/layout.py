@@ -217,10 +217,9 @@ def _html_row(row: Row, columns: int, indent: int) -> str:
         span = _as_span(cell)
         rest = columns - column if column == len(row) - 1 else 1
         left = f"padding-left:{indent}ch;" if column == 0 and indent else ""
-        wrap = "pre" if span.right or len(span.text) <= _WORD else "pre-wrap"
         css = (
             f"text-align:{'right' if span.right else 'left'};padding:1px 1.2em 1px 0;border:none;"
-            f"background:none;white-space:{wrap};vertical-align:top;"
+            f"background:none;white-space:{_html_wrap(span)};vertical-align:top;"
             f"{left}{_CSS[span.style]}"
         )
         colspan = f' colspan="{rest}"' if rest > 1 else ""
@@ -234,13 +233,18 @@ def _html_flow(block: Block) -> str:
     lines = []
     for row in rows:
         spans = "".join(
-            f'<span style="min-width:{width if len(rows) > 1 else 0}ch;white-space:pre;{_CSS[span.style]}"'
+            f'<span style="min-width:min(100%,{width if len(rows) > 1 else 0}ch);'
+            f'white-space:{_html_wrap(span)};{_CSS[span.style]}"'
             f"{_html_title(span)}>{_html_text(span)}</span>"
             for width, span in zip(widths, row, strict=False)
             if span.text or len(rows) > 1
         )
         lines.append(f'<div style="display:flex;flex-wrap:wrap;column-gap:1.5em">{spans}</div>')
     return f'<div style="{_TABLE_CSS}">{"".join(lines)}</div>'
+
+
+def _html_wrap(span: Span) -> str:
+    return "pre" if span.right or len(span.text) <= _WORD else "pre-wrap"
 
 
 def _html_title(span: Span) -> str:
