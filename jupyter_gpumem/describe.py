@@ -15,7 +15,7 @@ from jupyter_gpumem.hooks import HOOK_TABLES, HookGroup
 from jupyter_gpumem.machinery import Machinery
 from jupyter_gpumem.places import Places
 from jupyter_gpumem.provenance import CellFinder
-from jupyter_gpumem.remedies import Remedy, Situation, joined, remedy_for, together, with_imports
+from jupyter_gpumem.remedies import Remedy, Situation, deletion, joined, remedy_for, together, with_imports
 from jupyter_gpumem.shares import Share, Shares
 from jupyter_gpumem.situations import Situations, is_data
 from jupyter_gpumem.tensors import tensor_facts
@@ -149,11 +149,13 @@ class Describer:
         return _Draft(f"{group.count:,} {group.words} of {model}, from {where}", "hook", None, cell, remedy)
 
     def _later(self, share: Share) -> Remedy | None:
-        """Return the remedy for what is kept for later by a timer, an event loop or a pool of threads."""
-        code = None if share.in_use else self._machinery.release(share)
-        if code is None:
+        """Return the remedy for what is kept for later by a timer, an event loop, a queue or a pool of threads."""
+        found = None if share.in_use else self._machinery.release(share)
+        if found is None:
             return None
-        return with_imports(code, "or let it run") if code else Remedy("", (), "let it run: nobody has what cancels it")
+        code, note = found
+        # only a cell can await: no program runs that
+        return with_imports(code, note) if code and not code.startswith("await ") else Remedy(code, (), note)
 
     def _kind(self, holder: RootHolder, shown: Trail) -> Kind:
         if holder.kind in ("variable", "module"):
@@ -197,7 +199,7 @@ class Describer:
         ]
         remedy = together(names, program, others, in_shell=self._in_shell)
         is_near = not share.in_use and (not remedy.releases or any(owner.kind == "class" for owner in share.holders))
-        removals = self._places.removals(share.holders, share.node) if is_near and len(share.nodes) == 1 else ()
+        removals = self._places.removals(share.holders, share.node) if is_near and len(share.nodes) == 1 else {}
         later = self._later(share)
         if later is not None:
             remedy, share.keeps = later, share.own
@@ -205,7 +207,8 @@ class Describer:
         elif removals:
             whole = [name for name in names if f"del {name}" in removals]
             rest = [removal for removal in removals if removal.removeprefix("del ") not in whole]
-            others = [with_imports(joined(rest))] if rest else []
+            collect = self._shares.needs_collector(set(removals.values()))
+            others = [deletion(joined(rest), needs_collector=collect)] if rest else []
             remedy, share.keeps = together(whole, [], others, in_shell=self._in_shell), share.own
         cells = [self._cells.that_set(name) for name in (*names, *program)]
         kinds = {holder.kind for holder in share.holders}

@@ -1,4 +1,4 @@
-"""Functions that a program set in a library's module or class: deleting one may break the library."""
+"""What a program must not delete: a library's functions, and the private attributes that a library's class uses."""
 
 import functools
 import itertools
@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import cast
 
-from jupyter_gpumem.heap import module_namespace, type_namespace
+from jupyter_gpumem.heap import module_namespace, type_mro, type_namespace
 
 _INSTALLED = ("site-packages", "dist-packages")
 _PROGRAMS = (FunctionType, MethodType, functools.partial, staticmethod, classmethod, property)
@@ -23,6 +23,18 @@ def stands_in_library(path: Sequence[object]) -> bool:
         if issubclass(type(item), _PROGRAMS):
             return _is_of_library(home)
     return False
+
+
+def is_private_to_library(owner: object, name: str) -> bool:
+    """Tell whether an attribute is one that a library's class keeps for itself: its methods use the name."""
+    if not name.startswith("_"):
+        return False
+    return any(
+        type(method) is FunctionType and name in method.__code__.co_names
+        for base in type_mro(type(owner))
+        if _is_of_library(base)
+        for method in type_namespace(base).values()
+    )
 
 
 def _is_of_library(home: object) -> bool:

@@ -4,9 +4,10 @@ from collections import deque
 from types import ModuleType
 from typing import Any
 
-from jupyter_gpumem.attributes import is_guarded, type_name
+from jupyter_gpumem.attributes import attribute_of, is_guarded, type_name
 from jupyter_gpumem.graph import is_node_type
 from jupyter_gpumem.heap import is_exactly, is_made_by_class
+from jupyter_gpumem.libraries import is_private_to_library
 from jupyter_gpumem.shares import Shares
 
 _PLAIN = (dict, list, tuple, set, frozenset, deque)
@@ -37,8 +38,20 @@ class Members:
                 return []
         # an instance's attributes may lie in a dict of their own
         if len(members) == 1 and not is_exactly(item, _PLAIN) and type(self._shares.graph.objects[members[0]]) is dict:
-            return self.of(members[0])
-        return members
+            members = self.of(members[0])
+        return (
+            members if is_exactly(item, _PLAIN) else [child for child in members if not self._is_private(item, child)]
+        )
+
+    def _is_private(self, owner: object, member: int) -> bool:
+        """Tell whether a member is a library's own, and nothing below it can be let go of by itself."""
+        item = self._shares.graph.objects[member]
+        name = attribute_of(owner, item)
+        if name is None or not is_private_to_library(owner, name):
+            return False
+        if type(item) is dict:  # where traitlets has the values of attributes
+            return not any(self.of(value) for value in self.of(member))
+        return is_exactly(item, _PLAIN) or not self.of(member)
 
     def of_class(self, node: int) -> list[int]:
         """Return the attributes of a class that hold memory."""

@@ -1,7 +1,7 @@
 """What to do so that a holder lets go: code for people, and the same as steps for a program."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from jupyter_gpumem.holders import Release
 from jupyter_gpumem.names import is_ipythons
@@ -20,7 +20,8 @@ class Situation:
     ``is_assignable`` tells whether what is shown can be set to something else, ``copy`` is code for a copy of the
     tensor ``{0}``. ``finalizer`` is the path to a ``weakref.finalize`` that keeps it, empty where it has none;
     ``handle`` the one to a context variable or what cancels a task. ``in_library`` tells that it is a function in a
-    library's module or class, ``unhook`` is the code that removes the hook it goes with.
+    library's module or class, ``unhook`` is the code that removes the hook it goes with. With ``needs_collector``
+    a deletion gives back nothing until the collector runs.
     """
 
     kind: str
@@ -50,6 +51,7 @@ class Situation:
     finalizer: str | None = None
     handle: str | None = None
     in_library: bool = False
+    needs_collector: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def remedy_for(situation: Situation) -> Remedy:
         return Remedy(code, (Release("code", code=code),), "an lru_cache keeps its arguments and results alive")
     if situation.unhook is not None:
         note = "or handle.remove(), where you kept the handle"
-        return Remedy(situation.unhook, (Release("code", code=situation.unhook),), note)
+        return replace(deletion(situation.unhook, needs_collector=situation.needs_collector), note=note)
     if situation.in_library:
         return Remedy("", (), "it stands in a library: set back what was there, or delete it where nothing was")
     if situation.finalizer is not None:
@@ -149,7 +151,7 @@ def with_imports(code: str, note: str = "") -> Remedy:
     return Remedy(code, release, note)
 
 
-def joined(removals: Sequence[str]) -> str:
+def joined(removals: Iterable[str]) -> str:
     """Return statements that remove references as one line, each ``del`` joined with the one before."""
     lines: list[str] = []
     for removal in removals:
@@ -243,12 +245,17 @@ def _inner(situation: Situation) -> Remedy:
         code = f"{cut} = {situation.copy.format(cut)}"
         return Remedy(code, (Release("code", code=code),), _view_words(situation), _rounded(situation.tensor_bytes))
     if situation.clearable:
-        code = f"{cut}.clear()"
-    elif situation.deletion is None and situation.variable is not None and situation.kind != "inner":
+        return deletion(f"{cut}.clear()", needs_collector=situation.needs_collector)
+    if situation.deletion is None:
+        if situation.variable is None or situation.kind == "inner":
+            return Remedy("", ())
         return Remedy(*_drop(situation, situation.variable))
-    else:
-        code = situation.deletion or ""
-    return with_imports(code) if code else Remedy("", ())
+    return deletion(situation.deletion, needs_collector=situation.needs_collector)
+
+
+def deletion(code: str, *, needs_collector: bool) -> Remedy:
+    """Return the code that removes references as the remedy."""
+    return with_imports(f"{code}; import gc; gc.collect();" if needs_collector else code)
 
 
 def together(names: Sequence[str], program: Sequence[str], others: Sequence[Remedy], *, in_shell: bool) -> Remedy:

@@ -2,7 +2,7 @@
 
 import gc
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -160,12 +160,34 @@ class Shares:
 
     def outer_sources(self, node: int) -> list[int]:
         """Return what refers to a node and would stay without it."""
+        return [source for source in self._all_sources()[node] if not self.is_under(source, node)]
+
+    def needs_collector(self, nodes: Collection[int]) -> bool:
+        """Tell whether it takes the collector to free all memory under nodes that have lost their references."""
+        into = self._all_sources()
+        freed = [node for node in nodes if not any(self.is_under(source, node) for source in into[node])]
+        if len(freed) < len(nodes) or any(issubclass(type(self.graph.objects[node]), type) for node in freed):
+            return True
+        left: dict[int, int] = {}
+        for node in freed:
+            for target in dict.fromkeys(self.graph.successors[node]):
+                if target in nodes:
+                    continue
+                left[target] = left.get(target, len(into[target])) - 1
+                if not left[target]:
+                    freed.append(target)
+        return sum(map(self._own_total, freed)) < sum(map(self.total, nodes))
+
+    def _own_total(self, node: int) -> int:
+        return sum(nbytes for _device, nbytes, _key in self.graph.memory.get(node, ()))
+
+    def _all_sources(self) -> list[list[int]]:
         if self._into is None:
             self._into = [[] for _ in self.graph.objects]
             for source in self._order:
                 for target in dict.fromkeys(self.graph.successors[source]) if source != ROOT else ():
                     self._into[target].append(source)
-        return [source for source in self._into[node] if not self.is_under(source, node)]
+        return self._into
 
     def _intervals(self) -> tuple[list[int], list[int]]:
         """Return numbers such that what a node dominates lies between its first and its last one."""

@@ -2,6 +2,7 @@
 
 import sys
 from collections import deque
+from collections.abc import Collection
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import cast
 
@@ -37,7 +38,11 @@ class Situations:
         variable = holder.slots[0].text if holder.kind == "variable" and holder.slots[0].code else None
         lead = facts or next((member for member in members if member is not None), None)
         keys = self._shares.live.keys_of(id(item))
-        place = self._place(share, holder) if cut.code is not None else Place(None)
+        place, loose = self._place(share, holder) if cut.code is not None else (Place(None), ())
+        unhook, hooks = self._unhook(share, holder)
+        clearable = is_exactly(self._graph.objects[share.node], (list, dict, set, deque))
+        if unhook is not None or clearable:
+            loose = set(self._graph.successors[share.node]) if unhook is None else hooks
         return Situation(
             kind="inner" if share.inner and holder.kind == "variable" else holder.kind,
             cut=shown.code or cut.code if shown.inside == "cache" else cut.code,
@@ -54,16 +59,17 @@ class Situations:
             node=None if lead is None else lead.node,
             alike=len(alike),
             scalars=self._keep_graphs(share, members),
-            unhook=self._unhook(share, holder),
+            unhook=unhook,
             is_list=type(item) is list and end == share.node,
             keeps_graph=sum(share.count.values()) > max(1, len(members)),
             is_data=is_data(holder.slots[0].target),
-            clearable=is_exactly(self._graph.objects[share.node], (list, dict, set, deque)),
+            clearable=clearable,
             failed=None if cut.code is None else self._trails.only_traceback(holder, share, end),
             deletion=place.deletion,
             is_assignable=place.is_assignable and end == share.node,
             finalizer=self._finalizer(share),
             handle=self._trails.handle(holder),
+            needs_collector=self._shares.needs_collector(loose),
             in_library=self._is_in_library(holder, share),
         )
 
@@ -74,13 +80,16 @@ class Situations:
             path.insert(0, sys.modules.get(holder.group[1]))
         return stands_in_library([item for item in path if item is not None and type(item) is not dict])
 
-    def _place(self, share: Share, holder: RootHolder) -> Place:
-        """Return how to let go of a share within its holder, where every reference to it must go."""
+    def _place(self, share: Share, holder: RootHolder) -> tuple[Place, Collection[int]]:
+        """Return how to let go of a share within its holder, every reference to it, and the nodes that lose one."""
         place = self._places.place(holder, share.node)
         removals = self._places.removals((holder,), share.node)
-        if len(removals) == 1 or (not removals and len(self._shares.outer_sources(share.node)) == 1):
-            return place
-        return Place(joined(removals) or None)
+        is_one = len(removals) == 1 or (not removals and len(self._shares.outer_sources(share.node)) == 1)
+        if is_one and place.deletion is not None:
+            return place, (share.node,)
+        if holder.kind == "variable" and set(removals) <= {f"del {slot.code}" for slot in holder.slots}:
+            return Place(None), ()  # the variable itself goes
+        return Place(joined(removals) or None), set(removals.values())
 
     def _finalizer(self, share: Share) -> str | None:
         """Return the code for the ``weakref.finalize`` that keeps a share, empty where nobody has it."""
@@ -93,17 +102,18 @@ class Situations:
             return False
         return sum(share.count.values()) > len(members)
 
-    def _unhook(self, share: Share, holder: RootHolder) -> str | None:
-        """Return how to remove the hook that a share goes with, None where it goes with none."""
+    def _unhook(self, share: Share, holder: RootHolder) -> tuple[str | None, Collection[int]]:
+        """Return how to remove the hook that a share goes with, None where it goes with none; and the hook."""
         path = [step for step in self._graph.path_to(share.node) if self._graph.objects[step] is not None]
         place = table_on([self._graph.objects[step] for step in path], self._torch)
         if place is None or not self._shares.is_under(share.node, path[place]):
-            return None
+            return None, ()
         table = self._graph.objects[path[place]]
         code = self._trails.trail(holder, path[place]).code
         if code is not None and (place == len(path) - 1 or len(cast("dict[int, object]", table)) == 1):
-            return f"{code}.clear()"
-        return joined(self._places.removals((holder,), path[place + 1])) or None
+            return f"{code}.clear()", set(self._graph.successors[path[place]])
+        removals = self._places.removals((holder,), path[place + 1])
+        return joined(removals) or None, set(removals.values())
 
 
 def _is_scalar_with_graph(facts: TensorFacts | None) -> bool:
