@@ -75,7 +75,7 @@ class CellReports:
             return
         # `%%capture` above `%%gpumem` runs the rest as a cell of its own: that one reports
         for key, outer in list(self._requests.items()):
-            if outer.raw_cell.rstrip().endswith(raw_cell.strip()) and outer.raw_cell.startswith("%%"):
+            if outer.raw_cell.rstrip().endswith(raw_cell.strip()) and outer.raw_cell.lstrip().startswith("%%"):
                 self._requests.pop(key).close()
         from jupyter_gpumem.replaced import Replacements
 
@@ -168,7 +168,7 @@ class CellReports:
         from jupyter_gpumem.timeline import timeline_of
 
         if options.lines:
-            record.lines = tuple(device_lines(trace) for trace in traces)
+            record.lines = tuple(device_lines(trace) for trace in traces if trace.allocations)
         if options.timeline:
             record.timeline = tuple(timeline_of(trace) for trace in traces)
 
@@ -179,10 +179,23 @@ class CellReports:
             if not request.options.quiet:
                 changes = request.names.changes(self._shell.user_ns)
                 show(self._shell, detail_page(record, changes, request.replaced.found(changes)))
+                self._show_why_not(record, request)
         finally:
             request.close()
         if request.options.output:
             self._shell.user_ns[request.options.output] = record
+
+    def _show_why_not(self, record: CellRecord, request: "_Request") -> None:
+        """Say why there are no lines and no curve of a cell that moved memory."""
+        if request.marks is None or not record.moved or record.lines or record.timeline:
+            return
+        text = "no lines and no curve: they are read from the allocator of a GPU, and this is RAM"
+        if record.moved[0].label != "RAM":
+            started = any(change.before is None for change in record.moved)
+            if not started:
+                return
+            text = "no lines and no curve: CUDA started in this cell, and nothing moved after; run it again to see them"
+        show(self._shell, Page((Block(((quiet(text),),)),)))
 
     def _show_echo(self, record: CellRecord, result: Any) -> None:
         """Say that ``Out`` now keeps GPU memory; a plain value costs nothing to tell."""

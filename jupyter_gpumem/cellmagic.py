@@ -34,7 +34,7 @@ def detail_options(raw_cell: str) -> Namespace | None:
     for line in raw_cell.splitlines():
         if not line.strip():
             continue
-        options = _options_of(line)
+        options = _options_of(line.lstrip())  # IPython takes a whole cell's indentation off
         if options is not None:
             return options
         if line.split()[0] not in _TRANSPARENT:
@@ -45,7 +45,7 @@ def detail_options(raw_cell: str) -> Namespace | None:
 def without_magic_lines(raw_cell: str) -> str:
     """Return the body of a cell below the magics at its head, each of which runs it in place."""
     lines = raw_cell.splitlines(keepends=True)
-    return "".join(itertools.dropwhile(lambda line: not line.strip() or line.startswith("%%"), lines))
+    return "".join(itertools.dropwhile(lambda line: not line.strip() or line.lstrip().startswith("%%"), lines))
 
 
 def _options_of(line: str) -> Namespace | None:

@@ -204,6 +204,8 @@ def set_limit(amount: int | float | None) -> tuple[tuple[int, int], ...]:
         While CUDA has not started: there is nothing to cap yet; when no device has as much.
     """
     torch = torch_module()
+    if not cuda_started() and not cuda_possible():
+        raise GpuMemError("no CUDA device here, so there is nothing to limit")
     if torch is None or not cuda_started():
         raise GpuMemError("CUDA has not started, so there is no device to limit yet; put something on the GPU first")
     awake = [d for d in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(d)]

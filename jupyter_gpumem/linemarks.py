@@ -84,7 +84,7 @@ class LineMarks:
         self._shell.events.register("post_run_cell", forget)
 
     def read(self, record: CellRecord) -> tuple[CellTrace, ...]:
-        """End with the cell; return what there is of each device on which it did something."""
+        """End with the cell; return what there is of each device on which torch did something."""
         # what it takes to show an error is not the cell's
         ended_us = (None if record.status == "ok" else self._failed_us) or _now_us()
         found = []
@@ -93,7 +93,7 @@ class LineMarks:
             found = [self._device(change, traces[change.after.device], ended_us) for change in record.moved]
         self._end()
         self._shell.user_ns.pop(self._name, None)
-        return tuple(trace for trace in found if trace.allocations)
+        return tuple(trace for trace in found if trace.events)
 
     def _end(self) -> None:
         self._ended = True
@@ -205,11 +205,11 @@ def _above_the_code(source: Sequence[str]) -> tuple[list[str], int]:
     """
     heads: list[str] = []
     above = 0
-    for number, line in enumerate(source):
+    for number, line in enumerate(map(str.lstrip, source)):  # IPython takes a whole cell's indentation off
         if line.startswith("%%"):
             heads.append(line)
             above = number if line.startswith("%%gpumem") else number + 1
-        elif line.strip():
+        elif line:
             return heads, above if heads and heads[-1].startswith("%%gpumem") else number
     return heads, above
 

@@ -57,10 +57,17 @@ def test_lines_are_those_of_the_cell_below_another_magic_too(taking: Shell, head
 
 @pytest.mark.parametrize(
     ("head", "below"),
-    [("%%time\n\n%%gpumem", ""), ("\n\n%%gpumem", "\n\n"), ("%%gpumem", "\n%%time\n\n"), ("%%time\n%%gpumem", "\n")],
+    [
+        ("%%time\n\n%%gpumem", ""),
+        ("\n\n%%gpumem", "\n\n"),
+        ("%%gpumem", "\n%%time\n\n"),
+        ("%%time\n%%gpumem", "\n"),
+        ("  %%gpumem", ""),
+    ],
 )
 def test_empty_lines_at_the_head_of_a_cell_shift_nothing(taking: Shell, head: str, below: str) -> None:
-    cell = f"{head} --lines -o record\n{below}x = take(16)\ny = take(32)"
+    indent = " " * (len(head) - len(head.lstrip(" ")))  # IPython takes that of a whole cell off
+    cell = f"{head} --lines -o record\n{below}{indent}x = take(16)\n{indent}y = take(32)"
     assert taking.run(cell).error is None
     assert [use.source for use in taking.ns["record"].lines[0].lines] == ["x = take(16)", "y = take(32)"]
     assert [use.line for use in taking.ns["record"].lines[0].lines] == [

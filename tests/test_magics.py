@@ -9,7 +9,7 @@ from IPython.core.error import UsageError
 
 from jupyter_gpumem.arguments import gpu_fit_parser, gpu_free_parser, gpumem_parser, subparsers_of
 from jupyter_gpumem.cellmagic import detail_options, strip_magic_line
-from tests.conftest import Shell, empty_gpu
+from tests.conftest import Kernel, Shell, empty_gpu
 
 MIB = 1 << 20
 TAKE = """
@@ -206,6 +206,11 @@ def test_the_plot_is_a_figure_and_a_file(loaded: Shell, tmp_path: Path) -> None:
     outputs = loaded.run(f"%gpumem plot --save {tmp_path / 'plot.png'}")
     assert "image/png" in outputs.displays[0]
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_device_there_is_nothing_to_limit(kernel: Kernel) -> None:
+    kernel.run("import os; os.environ['CUDA_VISIBLE_DEVICES'] = ''\n%load_ext jupyter_gpumem")
+    assert "no CUDA device here, so there is nothing to limit" in kernel.run("%gpumem limit 3GiB").stderr
 
 
 def test_a_limit_holds_to_the_byte_and_can_be_taken_off(loaded: Shell) -> None:

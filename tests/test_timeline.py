@@ -9,7 +9,7 @@ from jupyter_gpumem.render.cells import detail_page
 from jupyter_gpumem.render.layout import Page, to_html, to_text
 from jupyter_gpumem.render.timeline import Curve, timeline_block
 from jupyter_gpumem.timeline import COLUMNS, DeviceTimeline, timeline_of
-from tests.conftest import Shell
+from tests.conftest import Kernel, Shell
 
 MIB = 1 << 20
 
@@ -212,3 +212,27 @@ def test_a_cell_that_ran_out_of_memory_has_a_curve_of_its_own_time(taking: Shell
     (found,) = shown
     ((began, ended),) = found.pauses_us
     assert found.began_us <= began <= ended <= found.ended_us
+
+
+def test_ram_has_no_curve_and_says_so(kernel: Kernel) -> None:
+    kernel.run("import os; os.environ['CUDA_VISIBLE_DEVICES'] = ''\n%load_ext jupyter_gpumem")
+    outputs = kernel.run("%%gpumem --timeline\nx = bytearray(50 << 20)")
+    assert "no lines and no curve: they are read from the allocator of a GPU, and this is RAM" in outputs.text
+    assert "no lines and no curve" not in kernel.run("%%gpumem\nx = bytearray(50 << 20)").text
+
+
+def test_a_cell_that_starts_cuda_in_its_last_line_is_to_be_run_again(kernel: Kernel) -> None:
+    kernel.run("%load_ext jupyter_gpumem\n%gpumem simulate 1GiB\nimport torch")
+    cell = "%%gpumem --timeline --lines\nx = torch.ones(1 << 20).cuda()"
+    assert "run it again to see them" in kernel.run(cell).text
+    text = kernel.run(cell).text
+    assert "GPU 0 over" in text
+    assert "run it again" not in text
+
+
+def test_emptying_the_cache_has_a_curve_but_no_lines(taking: Shell) -> None:
+    taking.run("a = take(64)\ndel a")
+    taking.run("%%gpumem --timeline --lines -q -o record\ntorch.cuda.empty_cache()")
+    (found,) = taking.ns["record"].timeline
+    assert found.most_reserved_bytes - found.moments[-1].reserved_bytes == 64 * MIB
+    assert taking.ns["record"].lines == ()
