@@ -24,6 +24,24 @@ if os.environ.get("GPUMEM_TEST_DEVICE") != "real":
     simgpu.activate(DEVICE_BYTES, devices=DEVICES)
 
 
+# These fill their process with objects of transformers, timm and torch.compile, among which every search for holders
+# and every collection after them takes several times as long: last. A browser loads both cores: one at a time.
+_ORDER = {
+    "test_panel_browser.py": "",
+    "test_sidebar_browser.py": "test_gpu.py",
+    "test_looks_browser.py": "test_peaks.py",
+    "test_oom.py": "z1",
+    "test_advice.py": "z2",
+    "test_cases_programs.py": "z3",
+    "test_simgpu_programs.py": "z4",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the files in an order that keeps both processes quick and busy to the end."""
+    items.sort(key=lambda item: _ORDER.get(item.path.name, item.path.name))
+
+
 @dataclass
 class Outputs:
     """What one cell showed."""
