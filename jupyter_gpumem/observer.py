@@ -25,6 +25,8 @@ class Observer:
         The listener is called on the thread that asked, which may be one of the autograd engine's.
         """
         self._listener = listener
+        if listener is None:
+            self.pauses_us.clear()
 
     def attach(self) -> None:
         """Attach at once where CUDA has started, else when it starts; never starts it."""
