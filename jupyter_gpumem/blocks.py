@@ -2,7 +2,7 @@
 
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from jupyter_gpumem.device import cuda_started, torch_module
 
 # what torch asks of its own allocator for cuBLAS and cuBLASLt, by compute capability and version
 _WORKSPACE_BYTES = frozenset({8_519_680, 32 << 20, 4 << 20, 1 << 20})
+_MOST_WORKSPACES = 8  # one for each thread that uses a library on a stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +68,19 @@ class BlockFinder:
         return block if inside else None
 
 
-def is_library_workspace(block: Block) -> bool:
-    """Guess whether a block that no tensor explains is a cuBLAS workspace; torch does not tell.
+def library_workspaces(unexplained: Iterable[Block]) -> list[Block]:
+    """Return which of the blocks that no tensor explains are taken for cuBLAS workspaces; torch does not tell.
 
     The sizes are the ones torch asks for (``CUBLAS_WORKSPACE_CONFIG``, ``CUBLASLT_WORKSPACE_SIZE`` and the
-    defaults in ATen/cuda/CublasHandlePool.cpp).
+    defaults in ATen/cuda/CublasHandlePool.cpp). Of blocks that are far too many on one stream, made by other
+    code, only one is.
     """
-    return block.requested_bytes in _WORKSPACE_BYTES | _configured_workspaces()
+    sizes = _WORKSPACE_BYTES | _configured_workspaces()
+    groups: dict[tuple[int, int, int], list[Block]] = {}
+    for block in unexplained:
+        if block.requested_bytes in sizes:
+            groups.setdefault((block.device, block.stream, block.requested_bytes), []).append(block)
+    return [block for alike in groups.values() for block in alike[: 1 if len(alike) > _MOST_WORKSPACES else None]]
 
 
 def _segments(torch: Any) -> list[dict[str, Any]]:

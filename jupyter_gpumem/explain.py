@@ -4,10 +4,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from jupyter_gpumem.blocks import Block, is_library_workspace
+from jupyter_gpumem.blocks import Block, library_workspaces
 from jupyter_gpumem.tensors import LiveStorage
-
-_MOST_WORKSPACES = 8  # one for each thread that uses a library on a stream
 
 
 @dataclass(slots=True)
@@ -63,28 +61,18 @@ def explain(used: Sequence[Block], storages: Iterable[LiveStorage]) -> Explained
         else:
             explained.outside_bytes += storage.nbytes
             explained.outside_count += 1
-    for index, block in enumerate(used):
-        _explain_block(explained, block, inside.get(index, []))
-    _leave_few_workspaces(explained)
+    for index, storages_inside in inside.items():
+        _explain_block(explained, used[index], storages_inside)
+    bare = [block for index, block in enumerate(used) if index not in inside]
+    explained.workspaces = library_workspaces(bare)
+    known = set(explained.workspaces)
+    others = [block for block in bare if block not in known]
+    explained.unexplained += others
+    explained.unexplained_bytes += sum(block.size_bytes for block in others)
     return explained
 
 
-def _leave_few_workspaces(explained: Explained) -> None:
-    """Take what is as large as a workspace, but far too often on one stream, for what it is: made by other code."""
-    groups: dict[tuple[int, int], list[Block]] = {}
-    for block in explained.workspaces:
-        groups.setdefault((block.stream, block.requested_bytes), []).append(block)
-    for blocks in groups.values():
-        for block in blocks[1:] if len(blocks) > _MOST_WORKSPACES else ():
-            explained.workspaces.remove(block)
-            explained.unexplained.append(block)
-            explained.unexplained_bytes += block.size_bytes
-
-
 def _explain_block(explained: Explained, block: Block, storages: list[LiveStorage]) -> None:
-    if not storages:
-        _explain_without_storage(explained, block)
-        return
     storages.sort(key=lambda storage: (storage.address, -storage.nbytes))
     end, reached, covered = block.address + block.size_bytes, block.address, 0
     for storage in storages:
@@ -98,12 +86,4 @@ def _explain_block(explained: Explained, block: Block, storages: list[LiveStorag
         explained.rounding_bytes += block.size_bytes - covered
     else:
         explained.unexplained_bytes += block.size_bytes - covered
-        explained.unexplained.append(block)
-
-
-def _explain_without_storage(explained: Explained, block: Block) -> None:
-    if is_library_workspace(block):
-        explained.workspaces.append(block)
-    else:
-        explained.unexplained_bytes += block.size_bytes
         explained.unexplained.append(block)

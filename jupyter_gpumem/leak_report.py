@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpumem.alike import group_alike
-from jupyter_gpumem.blocks import Block, BlockFinder, is_library_workspace, read_blocks
+from jupyter_gpumem.blocks import Block, BlockFinder, library_workspaces, read_blocks
 from jupyter_gpumem.cutting import Cutter
 from jupyter_gpumem.describe import Describer
 from jupyter_gpumem.device import current_probe, torch_module
@@ -219,16 +219,13 @@ def _explain(live: LiveTensors, blocks: Iterable[Block], before: Collection[tupl
             matched.add((block.device, block.address))
             found.explained[key[0]] = found.explained.get(key[0], 0) + block.size_bytes
     alike: dict[tuple[int, int, str | None, str | None], int] = {}
-    meanwhile = 0
-    for block in used:
-        if (block.device, block.address) in matched:
-            continue
-        if (block.device, block.address) not in before:
-            meanwhile += block.size_bytes
-        else:
-            normal = "cuBLAS workspace" if is_library_workspace(block) else None
-            kind = (block.device, block.size_bytes, normal, block.place)
-            alike[kind] = alike.get(kind, 0) + 1
+    bare = [block for block in used if (block.device, block.address) not in matched]
+    known = [block for block in bare if (block.device, block.address) in before]
+    workspaces = set(library_workspaces(known))
+    for block in known:
+        kind = (block.device, block.size_bytes, "cuBLAS workspace" if block in workspaces else None, block.place)
+        alike[kind] = alike.get(kind, 0) + 1
+    meanwhile = sum(block.size_bytes for block in bare) - sum(block.size_bytes for block in known)
     if meanwhile:
         found.notes.append(f"{format_bytes(meanwhile)} were allocated by other threads while this report was made")
     found.blocks = [

@@ -97,6 +97,16 @@ def test_a_cublas_workspace_is_normal(shell: Shell) -> None:
     assert device.normal_bytes == torch.cuda.memory_allocated(0)
 
 
+def test_many_blocks_of_a_workspaces_size_on_one_stream_are_of_other_code(shell: Shell) -> None:
+    addresses = [torch.cuda.caching_allocator_alloc(MIB) for _ in range(9)]
+    try:
+        (device, *_others) = find_leaks(shell.ip).devices
+        assert (device.normal_bytes, device.unexplained_bytes) == (MIB, 8 * MIB)
+    finally:
+        for address in addresses:
+            torch.cuda.caching_allocator_delete(address)
+
+
 def test_the_error_being_handled_is_named(shell: Shell) -> None:
     shell.run(PREPARE)
     shell.ns["find_leaks"] = find_leaks
