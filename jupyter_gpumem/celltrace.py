@@ -39,9 +39,10 @@ class CellTrace:
     """One device while the lines of a cell ran; sizes in bytes, times in microseconds of the allocator's clock.
 
     ``requested_after_bytes`` and ``reserved_after_bytes`` are the allocator's after the last event, and
-    ``peak_allocated_bytes`` the cell's peak, in whole blocks. ``since`` is the line at which the trace began,
-    None when that was the cell's beginning, and ``known_us`` when; ``cut`` tells that it had grown too long and
-    lost its beginning. In the ``pauses_us`` the cell waited for a report of ours on an out-of-memory error.
+    ``peak_allocated_bytes`` the cell's peak, in whole blocks, or more where it is not ``peak_exact``. ``since``
+    is the line at which the trace began, None when that was the cell's beginning, and ``known_us`` when;
+    ``cut`` tells that it had grown too long and lost its beginning. In the ``pauses_us`` the cell waited for a
+    report of ours on an out-of-memory error.
     """
 
     device: int
@@ -57,6 +58,7 @@ class CellTrace:
     requested_after_bytes: int
     reserved_after_bytes: int
     peak_allocated_bytes: int
+    peak_exact: bool
     since: int | None
     cut: bool
 

@@ -178,6 +178,7 @@ class LineMarks:
             counters["requested_bytes"]["all"]["current"],
             counters["reserved_bytes"]["all"]["current"],
             change.peak_allocated_bytes,
+            change.peak_exact,
             self._since,
             made != sum(event["action"] == "alloc" for event in events),
         )

@@ -26,9 +26,10 @@ class DeviceLines:
     """The lines of a cell on one device.
 
     At the peak of the cell ``before_bytes``, those of all ``lines`` and ``rounding_bytes`` sum to
-    ``peak_allocated_bytes``. ``since`` is the line at which the trace began, None when that was the cell's
-    beginning; ``cut`` tells that it had grown too long and lost its beginning: then the lines are those of the
-    highest moment that is known, and ``rounding_bytes`` is what the peak of the whole cell has more.
+    ``peak_allocated_bytes``; where that is not ``peak_exact``, both are upper bounds. ``since`` is the line at
+    which the trace began, None when that was the cell's beginning; ``cut`` tells that it had grown too long and
+    lost its beginning: then the lines are those of the highest moment that is known, and ``rounding_bytes`` is
+    what the peak of the whole cell has more.
     """
 
     device: int
@@ -37,6 +38,7 @@ class DeviceLines:
     before_bytes: int
     rounding_bytes: int
     peak_allocated_bytes: int
+    peak_exact: bool
     since: int | None
     cut: bool
 
@@ -54,6 +56,7 @@ def device_lines(trace: CellTrace) -> DeviceLines:
         before,
         trace.peak_allocated_bytes - at_peak,
         trace.peak_allocated_bytes,
+        trace.peak_exact,
         trace.since,
         trace.cut,
     )

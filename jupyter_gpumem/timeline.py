@@ -39,9 +39,10 @@ class DeviceTimeline:
 
     ``moments`` are exact and in order; where there were many, the extremes of each 200th of the time. Sizes are
     as they were requested: at the highest moment ``rounding_bytes`` more were in use, ``peak_allocated_bytes``
-    in all. ``peak_line`` is None where no line of the cell was running. ``since`` and ``cut`` are those of
-    :class:`~jupyter_gpumem.lines.DeviceLines`; where it is ``cut``, the highest moment is the highest of those
-    that are known, while ``peak_allocated_bytes`` is that of the whole cell and ``rounding_bytes`` the difference.
+    in all; where that is not ``peak_exact``, both are upper bounds. ``peak_line`` is None where no line of the
+    cell was running. ``since`` and ``cut`` are those of :class:`~jupyter_gpumem.lines.DeviceLines`; where it is
+    ``cut``, the highest moment is the highest of those that are known, while ``peak_allocated_bytes`` is that
+    of the whole cell and ``rounding_bytes`` the difference.
     """
 
     device: int
@@ -53,6 +54,7 @@ class DeviceTimeline:
     peak_line: int | None
     peak_source: str
     peak_allocated_bytes: int
+    peak_exact: bool
     rounding_bytes: int
     since: int | None
     cut: bool
@@ -85,6 +87,7 @@ def timeline_of(trace: CellTrace) -> DeviceTimeline:
         line,
         trace.text_of(line),
         trace.peak_allocated_bytes,
+        trace.peak_exact,
         trace.peak_allocated_bytes - moments[peak].requested_bytes,
         trace.since,
         trace.cut,

@@ -47,6 +47,7 @@ def trace(events: list[tuple[int, str, int]], after: int = 0, reserved: int = 0,
         "requested_after_bytes": after,
         "reserved_after_bytes": reserved,
         "peak_allocated_bytes": 100,
+        "peak_exact": True,
         "since": None,
         "cut": False,
         **changed,
@@ -141,6 +142,18 @@ def test_a_trace_that_lost_its_beginning_says_so_and_begins_later() -> None:
     found = timeline_of(trace([(600, "alloc", 10)], after=10, cut=True))
     assert found.moments[0].seconds == 0.0006
     assert any("history was full" in span.text for row in timeline_block(found).rows for span in row)  # type: ignore[union-attr]
+
+
+def test_an_upper_bound_is_not_called_the_peak_of_the_curve(taking: Shell) -> None:
+    taking.run("%config GpuMem.peak = 'observe'")
+    taking.run("a = take(100); b = take(100); del b")
+    text = taking.run("%%gpumem --timeline --lines\nd = take(30)").text
+    assert "peak 130 MiB after" in text
+    assert "as requested; in blocks at most 200 MiB" in text
+    assert text[text.index("rounding") :].splitlines()[:2] == [
+        "rounding to blocks, at most   70.0 MiB",
+        "peak, at most                    200 MiB",
+    ]
 
 
 def test_the_curve_in_characters_stands_as_high_as_the_memory() -> None:

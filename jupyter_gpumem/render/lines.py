@@ -23,12 +23,18 @@ def lines_block(device: DeviceLines) -> Block:
         rows.append(_sum(f"  {len(rest)} more lines", rest))
     before = "  from before" if device.since is None else f"  from before line {device.since}, when CUDA started"
     rows.append((quiet(before), size(device.before_bytes), _BLANK, _BLANK))
-    rounding = "  rounding to blocks, or higher before" if device.cut else "  rounding to blocks"
-    rows.append((quiet(rounding), size(device.rounding_bytes), _BLANK, _BLANK))
-    rows.append((Span("peak"), size(device.peak_allocated_bytes), _BLANK, _BLANK))
+    rows.append((quiet(_rounding(device)), size(device.rounding_bytes), _BLANK, _BLANK))
+    peak = "peak" if device.peak_exact else "peak, at most"
+    rows.append((Span(peak), size(device.peak_allocated_bytes), _BLANK, _BLANK))
     if device.cut:
         rows.append((quiet("the allocator's history was full: what is older counts as from before"),))
     return Block(tuple(rows))
+
+
+def _rounding(device: DeviceLines) -> str:
+    if device.cut:
+        return "  rounding to blocks, or higher before"
+    return "  rounding to blocks" if device.peak_exact else "  rounding to blocks, at most"
 
 
 def _line(use: LineUse) -> Row:

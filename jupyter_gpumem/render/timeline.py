@@ -33,13 +33,15 @@ def _remark(timeline: DeviceTimeline) -> str:
     if timeline.cut:
         return f"as requested; the peak of the whole cell, in blocks: {format_bytes(timeline.peak_allocated_bytes)}"
     rounding = f"rounding to blocks adds {format_bytes(timeline.rounding_bytes)} at the peak"
+    if not timeline.peak_exact:
+        rounding = f"in blocks at most {format_bytes(timeline.peak_allocated_bytes)}"
     return f"as requested; {rounding}; torch reserved {format_bytes(timeline.most_reserved_bytes)} at most"
 
 
 def _peak(timeline: DeviceTimeline) -> Row:
     word, nbytes = "peak", timeline.peak_allocated_bytes
-    if timeline.cut:
-        word, nbytes = "highest known", timeline.most_requested_bytes
+    if timeline.cut or not timeline.peak_exact:
+        word, nbytes = "highest known" if timeline.cut else "peak", timeline.most_requested_bytes
     text, title = f"{word} {format_bytes(nbytes)} after {_time(timeline.peak_seconds)}", exact(nbytes)
     if timeline.peak_line is None:
         return (Span(text, title),)
