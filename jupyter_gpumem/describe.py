@@ -12,7 +12,7 @@ from jupyter_gpumem.cycles import garbage_words
 from jupyter_gpumem.held import RootHolder
 from jupyter_gpumem.holders import Holder, Kind, Release
 from jupyter_gpumem.hooks import HOOK_TABLES, HookGroup
-from jupyter_gpumem.machinery import Machinery
+from jupyter_gpumem.machinery import Later, Machinery
 from jupyter_gpumem.places import Places
 from jupyter_gpumem.provenance import CellFinder
 from jupyter_gpumem.remedies import Remedy, Situation, deletion, joined, remedy_for, together, with_imports
@@ -110,7 +110,8 @@ class Describer:
             shown = replace(shown, text=f"cache of {shown.words} (lru_cache)", tail="", inside="cache")
         group, alike = self._trails.group(end, shown.text)
         situation = self._situations.of(share, holder, cut, shown, end, alike)
-        remedy = self._later(share) or remedy_for(situation)
+        later = self._later(share)
+        remedy = remedy_for(situation) if later is None else _for_later(later)
         text = shown.text if shown.inside == "iterator" else group  # nobody can index an iterator
         path = ", ".join((text + shown.tail, *shown.via))
         note = self._note(holder, item, alike)
@@ -148,14 +149,8 @@ class Describer:
         remedy = Remedy("", ()) if code is None else Remedy(code, (Release("code", code=code),), _HANDLES)
         return _Draft(f"{group.count:,} {group.words} of {model}, from {where}", "hook", None, cell, remedy)
 
-    def _later(self, share: Share) -> Remedy | None:
-        """Return the remedy for what is kept for later by a timer, an event loop, a queue or a pool of threads."""
-        found = None if share.in_use else self._machinery.release(share)
-        if found is None:
-            return None
-        code, note = found
-        # only a cell can await: no program runs that
-        return with_imports(code, note) if code and not code.startswith("await ") else Remedy(code, (), note)
+    def _later(self, share: Share) -> Later | None:
+        return None if share.in_use else self._machinery.release(share)
 
     def _kind(self, holder: RootHolder, shown: Trail) -> Kind:
         if holder.kind in ("variable", "module"):
@@ -202,8 +197,8 @@ class Describer:
         removals = self._places.removals(share.holders, share.node) if is_near and len(share.nodes) == 1 else {}
         later = self._later(share)
         if later is not None:
-            remedy, share.keeps = later, share.own
-            ways = ["work that waits in a pool of threads"] if "shutdown" in later.code or not later.code else ways
+            remedy, share.keeps = _for_later(later), share.own
+            ways = [later.what] if later.what else ways
         elif removals:
             whole = [name for name in names if f"del {name}" in removals]
             rest = [removal for removal in removals if removal.removeprefix("del ") not in whole]
@@ -294,3 +289,9 @@ class Describer:
             storages[key].reached != "inner" and (storages[key].uses or 0) > storages[key].tensors
             for _device, _nbytes, key in self._shares.pieces(share)
         )
+
+
+def _for_later(later: Later) -> Remedy:
+    # only a cell can await: no program runs that
+    is_code = bool(later.code) and not later.code.startswith("await ")
+    return with_imports(later.code, later.note) if is_code else Remedy(later.code, (), later.note)

@@ -1,6 +1,7 @@
 """Work that Python's own libraries keep for later, and the call that makes each let go of it."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from jupyter_gpumem.attributes import attribute_of, is_instance_dict, plain_attribute, type_module, type_name
@@ -8,6 +9,15 @@ from jupyter_gpumem.shares import Share, Shares
 from jupyter_gpumem.trails import Trails
 
 _MOST_STEPS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """The code that lets go, empty where nobody has a name for it; a remark; and what keeps it, where no path tells."""
+
+    code: str
+    note: str
+    what: str
 
 
 class Machinery:
@@ -18,20 +28,17 @@ class Machinery:
         self._graph = shares.graph
         self._trails = trails
 
-    def release(self, share: Share) -> tuple[str, str] | None:
-        """Return the code that makes whatever keeps memory for later let go, and a remark on it.
-
-        None where something else keeps the memory too; no code where nobody has a name for what keeps it.
-        """
-        found: dict[str, str] = {}
+    def release(self, share: Share) -> Later | None:
+        """Return what makes whatever keeps memory for later let go, None where something else keeps it too."""
+        found: dict[str, _Rule] = {}
         waiting = self._memory(share)
         below = dict.fromkeys(waiting, -1)
         while waiting:
             at = waiting.pop()
-            rule, note = _RULES.get((type_module(self._graph.objects[at]), type_name(self._graph.objects[at])), _NONE)
-            code = rule(self, at) if self._is_for_later(at, below) else None
-            if code is not None:
-                found[code] = note
+            rule = _RULES.get((type_module(self._graph.objects[at]), type_name(self._graph.objects[at])))
+            code = rule.code(self, at) if rule is not None and self._is_for_later(at, below) else None
+            if rule is not None and code is not None:
+                found[code] = rule
                 continue
             sources = self._shares.outer_sources(at)
             if not sources or at in self._graph.holders or len(below) > 4 * _MOST_STEPS:
@@ -40,8 +47,11 @@ class Machinery:
             below.update(dict.fromkeys(new, at))
             waiting += new
         if "" in found:
-            return "", "let it run: nobody has what cancels it"
-        return ("; ".join(found), "; ".join(dict.fromkeys(found.values()))) if found else None
+            return Later("", "let it run: nobody has what cancels it", found[""].what)
+        if not found:
+            return None
+        notes = dict.fromkeys(rule.note for rule in found.values())
+        return Later("; ".join(found), "; ".join(notes), _WORK.what if _WORK in found.values() else "")
 
     def _is_for_later(self, node: int, below: dict[int, int]) -> bool:
         """Tell whether something is what an object keeps for later, not another attribute that a program gave it."""
@@ -73,9 +83,6 @@ class Machinery:
         code = self._trails.code_of(self._graph.objects[node])
         return "" if code is None or code.startswith("__import__") else f"{code}.cancel()"
 
-    def _nothing(self, node: int) -> None:
-        return None
-
     def _stack(self, node: int) -> str | None:
         code = self._trails.code_of(self._graph.objects[node])
         close = "{}.close()" if type_name(self._graph.objects[node]) == "ExitStack" else "await {}.aclose()"
@@ -99,17 +106,26 @@ class Machinery:
 _FIELDS = ("args", "kwargs", "function", "_args", "_callback", "_context", "fn", "task", "_queue", "_exit_callbacks")
 """Where the objects below have what they keep for later."""
 
-_Rule = Callable[[Machinery, int], str | None]
-_LATER, _TAKEN, _RUN = "or let it run", "takes all out of the queue", "runs what was registered"
-_NONE: tuple[_Rule, str] = (Machinery._nothing, "")
-_RULES: dict[tuple[str, str], tuple[_Rule, str]] = {
-    ("threading", "Timer"): (Machinery._timer, _LATER),
-    ("asyncio.events", "Handle"): (Machinery._call, _LATER),
-    ("asyncio.events", "TimerHandle"): (Machinery._call, _LATER),
-    ("asyncio.queues", "Queue"): (Machinery._queue, _TAKEN),
-    ("asyncio.queues", "LifoQueue"): (Machinery._queue, _TAKEN),
-    ("asyncio.queues", "PriorityQueue"): (Machinery._queue, _TAKEN),
-    ("contextlib", "AsyncExitStack"): (Machinery._stack, _RUN),
-    ("contextlib", "ExitStack"): (Machinery._stack, _RUN),
-    ("concurrent.futures.thread", "_WorkItem"): (Machinery._work, _LATER),
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    code: Callable[[Machinery, int], str | None]
+    what: str
+    note: str = "or let it run"
+
+
+_CALL = _Rule(Machinery._call, "a call that an event loop is to make")
+_WORK = _Rule(Machinery._work, "work that waits in a pool of threads")
+_QUEUE = _Rule(Machinery._queue, "", "takes all out of the queue")
+_STACK = _Rule(Machinery._stack, "", "runs what was registered")
+_RULES = {
+    ("threading", "Timer"): _Rule(Machinery._timer, "a timer"),
+    ("asyncio.events", "Handle"): _CALL,
+    ("asyncio.events", "TimerHandle"): _CALL,
+    ("asyncio.queues", "Queue"): _QUEUE,
+    ("asyncio.queues", "LifoQueue"): _QUEUE,
+    ("asyncio.queues", "PriorityQueue"): _QUEUE,
+    ("contextlib", "AsyncExitStack"): _STACK,
+    ("contextlib", "ExitStack"): _STACK,
+    ("concurrent.futures.thread", "_WorkItem"): _WORK,
 }
