@@ -15,8 +15,9 @@ _KEEPING = (
 )
 _DECIDING = (
     "__lt__ __le__ __gt__ __ge__ __eq__ __ne__ __bool__ __int__ __floor__ __ceil__ __trunc__ "
-    "__round__ __floordiv__ __rfloordiv__ __mod__ __rmod__ __divmod__"
+    "__floordiv__ __rfloordiv__ __mod__ __rmod__ __divmod__"
 )
+_COPIES = "jupyter_gpumem.hostcopies"
 _decisions = 0
 
 
@@ -24,7 +25,7 @@ def decisions() -> int:
     """Return how often the program has decided something by a number from a device since :func:`watch`.
 
     Counted is what code of the user's does: a whole number made of a floating-point one, a comparison, a truth
-    value. Not seen are numbers that went to the host in a tensor or through ``float()``.
+    value; of numbers that went to the host in a tensor or an array too.
     """
     return _decisions
 
@@ -39,12 +40,19 @@ class Readout(float):
         """Be saved as a plain float."""
         return float, (float(self),)
 
+    def __round__(self, digits: Any = None) -> Any:
+        """Decide something as a whole number; rounded to digits it is only shown."""
+        if digits is not None:
+            return Readout(float.__round__(self, digits))
+        note_decision(1)
+        return float.__round__(self)
+
 
 def _keeping(operation: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(operation)
     def kept(*operands: Any) -> Any:
         result = operation(*operands)
-        return Readout(result) if type(result) is float else result
+        return marked_number(result)
 
     return kept
 
@@ -52,7 +60,7 @@ def _keeping(operation: Callable[..., Any]) -> Callable[..., Any]:
 def _deciding(operation: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(operation)
     def decided(*operands: Any) -> Any:
-        _count(sys._getframe(1).f_code.co_filename)
+        note_decision(1)
         return operation(*operands)
 
     return decided
@@ -64,10 +72,23 @@ for _name in _DECIDING.split():
     setattr(Readout, _name, _deciding(getattr(float, _name)))
 
 
-def _count(file: str) -> None:
-    # torch's own code, and that of other libraries, branches for its own sake: on overflows, on masks
+def is_users(depth: int) -> bool:
+    """Tell whether code of the user's called the function that is ``depth`` calls above the one that asks.
+
+    torch's own code, and that of other libraries, branches for its own sake: on overflows, on masks.
+    """
+    return not is_of_library(sys._getframe(depth + 1).f_code.co_filename)
+
+
+def note_decision(depth: int) -> None:
+    """Count something that is decided by a number, where the user's code does it; see :func:`is_users`."""
     global _decisions
-    _decisions += not is_of_library(file)
+    _decisions += is_users(depth + 1)
+
+
+def marked_number(value: Any) -> Any:
+    """Return a number from a device so that it counts what is decided by it."""
+    return Readout(value) if type(value) is float else value
 
 
 def watch(torch: ModuleType) -> None:
@@ -93,7 +114,7 @@ def _marking(read: Callable[..., Any]) -> Callable[..., Any]:
 def _mark(value: Any) -> Any:
     if type(value) is list:
         return [_mark(one) for one in value]
-    return Readout(value) if type(value) is float else value
+    return marked_number(value)
 
 
 def _reading(read: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,9 +122,10 @@ def _reading(read: Callable[..., Any]) -> Callable[..., Any]:
     def counted(tensor: Any) -> Any:
         before = simgpu.sizes_read()
         value = read(tensor)
-        # what the device itself has counted is not counted twice
-        if tensor.is_cuda and simgpu.sizes_read() == before:
-            _count(sys._getframe(1).f_code.co_filename)
+        # what the device itself has counted is not counted twice; a class of its own marks what was copied from one
+        is_read = tensor.is_cuda or type(tensor).__module__ == _COPIES
+        if is_read and simgpu.sizes_read() == before:
+            note_decision(1)
         return value
 
     return counted

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from jupyter_gpumem import simgpu
 from jupyter_gpumem.cells import CellRecord, CellRecorder
 from jupyter_gpumem.device import CudaProbe, cuda_started, torch_module
+from jupyter_gpumem.hostcopies import ReadCalls, watch_copies
 from jupyter_gpumem.oom import OomReport, Watcher
 from jupyter_gpumem.readouts import decisions, watch
 
@@ -24,6 +25,8 @@ def start(shell: "InteractiveShell", memory_bytes: int, devices: int) -> None:
     torch = torch_module()
     if torch is not None:
         watch(torch)
+        watch_copies(torch)
+        shell.ast_transformers.append(ReadCalls())
     recorder = CellRecorder()
     reporter = _Reporter(shell)
     recorder.on_start.append(reporter.cell_started)

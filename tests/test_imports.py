@@ -21,7 +21,7 @@ LAYERS = {
     "work": """
         accounts activations advice alike autocast beside calls cells celltrace changes containers contents
         copies cuts cutting cycles describe dominators explain fits fitting held history holdings hooks
-        leak_report libraries linemarks lines literals living loops machinery members meter moments names
+        hostcopies leak_report libraries linemarks lines literals living loops machinery members meter moments names
         next_step occupants oom parts passes paths places provenance quick readouts rebinding referrers
         rehearsal release remedies replaced rerun roots scene search shares situations stamps surroundings
         timeline together trail trails unreached variables where
@@ -42,7 +42,7 @@ OUTSIDE = {
     "ipywidgets": {"panel.actions", "panel.closing", "panel.holders", "panel.live"},
     "comm": {"sidebar"},
     "matplotlib": {"plot"},
-    "numpy": {"heap", "references", "untracked"},
+    "numpy": {"heap", "hostcopies", "references", "untracked"},
     "pandas": {"history"},
     "psutil": {"device", "fits", "processes"},
     "pynvml": {"nvml"},

@@ -74,6 +74,8 @@ void sim_read(void *to, size_t bytes)
         *(unsigned char *)to = (unsigned char)last_truth;
     if (may_be_size(bytes))
         __atomic_add_fetch(&sizes, 1, __ATOMIC_RELAXED);
+    if (last.kind == KERNEL_COUNTS) /* a count is read at once: what is read next is another number */
+        last = (struct sim_kernel){KERNEL_PLAIN, 0};
 }
 
 unsigned long long sim_sizes_read(void) { return __atomic_load_n(&sizes, __ATOMIC_RELAXED); }
