@@ -53,7 +53,7 @@ class LineMarks:
         self._set_metadata: Callable[[str], object] = str
         self._metadata_before = ""
         self._allocations: dict[int, int] = {}
-        self._known_us = _now_us()
+        self._set_up_us = self._known_us = _now_us()
         self._failed_us: int | None = None
         self._show_traceback = vars(shell).get("showtraceback")
         vars(shell)["showtraceback"] = self._note_failure
@@ -161,7 +161,9 @@ class LineMarks:
 
     def _device(self, change: DeviceChange, trace: Sequence[Event], ended_us: int) -> CellTrace:
         counters = tracker.raw(change.after.device)
-        events = [event for event in trace if event["time_us"] >= self._known_us]
+        # two clocks are compared: where the recording is ours, with all the time from the cell's beginning to spare
+        first_us = self._set_up_us if self._recording else self._known_us
+        events = [event for event in trace if event["time_us"] >= first_us]
         made = _allocations(change.after.device) - self._allocations.get(change.after.device, 0)
         began_us = self._log.first_us or self._known_us
         return CellTrace(
