@@ -475,9 +475,10 @@ def test_a_network_that_is_evaluated_gets_no_advice_for_training(ready: Shell) -
 
 def test_an_optimizers_first_step_is_told_with_what_all_of_its_state_will_take(ready: Shell) -> None:
     ready.run(
-        "import torch\nwide = torch.nn.Sequential(*[torch.nn.Linear(16384, 16384, bias=False) for _ in range(7)])"
+        "import torch\nshape = dict(bias=False, device='cuda')\n"
+        "wide = torch.nn.Sequential(*[torch.nn.Linear(16384, 16384, **shape) for _ in range(7)])"
     )
-    ready.run("wide = wide.cuda(); opt = torch.optim.Adam(wide.parameters())\nwide(take(0).float().expand(0, 16384))")
+    ready.run("opt = torch.optim.Adam(wide.parameters())\nwide(take(0).float().expand(0, 16384))")
     ready.run("for one in wide.parameters(): one.grad = torch.empty_like(one)")
     shown = ready.run("opt.step()")
     assert shown.error == "OutOfMemoryError"
@@ -500,7 +501,7 @@ def test_a_model_too_large_for_the_device_fits_in_half_precision_as_is_said(read
 
 def test_in_backward_neither_a_batch_nor_gradients_of_this_very_pass_are_advised(ready: Shell) -> None:
     ready.run(
-        "wide = torch.nn.Sequential(*[torch.nn.Linear(16384, 16384, bias=False) for _ in range(15)]).cuda()\n"
+        "wide = torch.nn.Sequential(*[torch.nn.Linear(16384, 16384, bias=False, device='cuda') for _ in range(15)])\n"
         "batch_size = 128\nopt = torch.optim.SGD(wide.parameters())\n"
         "def train(): wide(torch.ones(batch_size, 16384, device='cuda')).sum().backward()"
     )
@@ -524,7 +525,7 @@ def test_at_its_own_limit_a_process_is_not_told_to_end_another(ready: Shell) -> 
 
 
 def test_a_network_that_is_trained_is_not_advised_for_evaluation_only(ready: Shell) -> None:
-    ready.run("wide = torch.nn.Linear(16384, 16384).cuda(); x = torch.empty(1 << 17, 16384, device='cuda')")
+    ready.run("wide = torch.nn.Linear(16384, 16384, device='cuda'); x = torch.empty(1 << 17, 16384, device='cuda')")
     shown = ready.run("rest = take(8)\nwith torch.no_grad(): wide(x)")
     assert "in wide" in headline(shown)
     assert "only evaluated" not in shown.text
