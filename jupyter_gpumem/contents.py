@@ -70,18 +70,17 @@ class Contents:
         return self._roles(share, device)
 
     def _roles(self, share: Share, device: int) -> tuple[Part, ...]:
-        roles: dict[str, int] = {}
+        # in this order where they are of one size: the pieces come in no order
+        roles = dict.fromkeys((*_ROLE_WORDS.values(), "other"), 0)
         for where, nbytes, key in self._shares.pieces(share):
             if where == device:
                 facts = self._shares.live.storages[key]
-                name = _ROLE_WORDS.get(facts.role, "other")
-                roles[name] = roles.get(name, 0) + nbytes
+                roles[_ROLE_WORDS.get(facts.role, "other")] += nbytes
         # what is told as a holder of its own is no part of the model
         extra = sum(roles.values()) - share.own[device]
         for name in ("other", "saved for backward"):
-            less = min(extra, roles.get(name, 0))
+            less = min(extra, roles[name])
             extra -= less
-            if less:
-                roles[name] -= less
+            roles[name] -= less
         roles = {name: nbytes for name, nbytes in roles.items() if nbytes}
         return tuple(Part(name, nbytes) for name, nbytes in sorted(roles.items(), key=lambda role: -role[1]))

@@ -30,8 +30,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.browser)
-    # last: playwright leaves an event loop running in this thread, in which no other test could start one
-    items.sort(key=lambda item: Path(__file__).parent in item.path.parents)
 
 
 def chromium() -> str:
@@ -41,8 +39,9 @@ def chromium() -> str:
     return found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Give one browser to a file: playwright keeps an event loop running, beside which no other can start."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=_ARGUMENTS)
         yield browser
