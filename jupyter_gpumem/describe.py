@@ -202,7 +202,7 @@ class Describer:
         elif removals:
             whole = [name for name in names if f"del {name}" in removals]
             rest = [removal for removal in removals if removal.removeprefix("del ") not in whole]
-            collect = self._shares.needs_collector(set(removals.values()))
+            collect = not whole and self._shares.needs_collector(set(removals.values()))
             others = [deletion(joined(rest), needs_collector=collect)] if rest else []
             remedy, share.keeps = together(whole, [], others, in_shell=self._in_shell), share.own
         cells = [self._cells.that_set(name) for name in (*names, *program)]
@@ -225,7 +225,9 @@ class Describer:
             entries = self._shares.entries(share.nodes)[share.nodes[0]]
             firsts = [self._graph.path_to(entry)[0] for entry in entries]
             if len(entries) <= _MOST_WAYS and {*firsts} == {holder.node for holder in share.holders}:
-                return list(dict.fromkeys(self._trails.way(entry, share.nodes[0]) for entry in entries))
+                # not as they were found: looking at an object can change the order of what it refers to
+                ways = {self._trails.way(entry, share.nodes[0]) for entry in entries}
+                return sorted(ways, key=lambda way: (len(way), way))
         owners = [holder for holder in share.holders if not share.in_use or self._leads_to_model(holder, share)]
         names = [str(self._trails.trail(holder, holder.node)) for holder in owners or share.holders]
         names.sort(key=lambda name: "." in name)

@@ -139,7 +139,8 @@ def _recognised_paths(graph: HeldGraph) -> list[int]:
     """Return the node before each on the path to it that a user would recognise: a short one, from near at hand."""
     found_by = [-1] * len(graph.objects)
     waiting: dict[int, list[int]] = {}
-    for node, holder in graph.holders.items():
+    # a variable rather than an output, of two paths of one length
+    for node, holder in sorted(graph.holders.items(), key=lambda item: item[1].kind == "output"):
         waiting.setdefault(_DETOUR.get(holder.kind, 0), []).append(node)
     level: list[tuple[int, int]] = []
     distance = 0

@@ -7,6 +7,7 @@ from jupyter_gpumem.holders import Release
 from jupyter_gpumem.names import is_ipythons
 from jupyter_gpumem.sizes import format_bytes
 
+_COLLECT = "; import gc; gc.collect();"
 _ROUND_BYTES = 512  # what the caching allocator rounds small requests up to
 
 
@@ -93,9 +94,11 @@ def free(*names: str, in_shell: bool) -> str:
 
 def _drop(situation: Situation, name: str) -> tuple[str, tuple[Release, ...]]:
     """Return how a variable goes: ``%gpu_free`` deletes data only, and no name of IPython's."""
+    code, release = f"del {name}", Release("code", code=f"del {name}")
     if situation.is_data and not (situation.in_shell and is_ipythons(name)):
-        return free(name, in_shell=situation.in_shell), (Release("variables", names=(name,)),)
-    return f"del {name}", (Release("code", code=f"del {name}"),)
+        code, release = free(name, in_shell=situation.in_shell), Release("variables", names=(name,))
+    collects = code.startswith("%gpu_free") or not situation.needs_collector
+    return code if collects else code + _COLLECT, (release,)
 
 
 def _collect(situation: Situation) -> Remedy:
@@ -255,20 +258,24 @@ def _inner(situation: Situation) -> Remedy:
 
 def deletion(code: str, *, needs_collector: bool) -> Remedy:
     """Return the code that removes references as the remedy."""
-    return with_imports(f"{code}; import gc; gc.collect();" if needs_collector else code)
+    return with_imports(code + _COLLECT if needs_collector else code)
 
 
 def together(names: Sequence[str], program: Sequence[str], others: Sequence[Remedy], *, in_shell: bool) -> Remedy:
-    """Join the remedies of several holders that must all let go; ``program`` are functions and classes."""
-    releases: list[Release] = [Release("variables", names=tuple(names))] if names else []
-    lines = [free(*names, in_shell=in_shell)] if names else []
-    if program:
-        lines.append(f"del {', '.join(program)}")
-        releases.append(Release("code", code=lines[-1]))
-    for remedy in others:
-        if not remedy.releases:
-            return Remedy("", (), "; ".join(dict.fromkeys(other.note for other in others if other.note)))
-        releases += [release for release in remedy.releases if release not in releases]
-        if remedy.code not in lines and not (remedy.code == "%gpu_free" and lines[:1] and lines[0].startswith("%")):
-            lines.append(remedy.code)
-    return Remedy("\n".join(lines), tuple(releases))
+    """Join the remedies of several holders that must all let go; ``program`` are functions and classes.
+
+    What runs the collector comes last: functions and classes refer to themselves, and other holders to one another.
+    """
+    if not all(remedy.releases for remedy in others):
+        return Remedy("", (), "; ".join(dict.fromkeys(other.note for other in others if other.note)))
+    lines = [f"del {', '.join(program)}"] if program else []
+    releases = [Release("variables", names=tuple(names))] if names else []
+    releases += [Release("code", code=line) for line in lines]
+    releases += [release for remedy in others for release in remedy.releases]
+    lines += [remedy.code for remedy in others]
+    if names:
+        lines = [*(line for line in lines if line != "%gpu_free"), free(*names, in_shell=in_shell)]
+    lines.sort(key=lambda line: line.startswith("%gpu_free"))
+    if (program or names) and not lines[-1].startswith("%gpu_free"):
+        lines[-1] = lines[-1].removesuffix(";") + _COLLECT
+    return Remedy("\n".join(dict.fromkeys(lines)), tuple(dict.fromkeys(releases)))

@@ -1,6 +1,7 @@
 """Which part of the memory stands or falls with whom: the held graph, cut into pieces a user can let go of."""
 
 import gc
+import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -160,12 +161,17 @@ class Shares:
 
     def outer_sources(self, node: int) -> list[int]:
         """Return what refers to a node and would stay without it."""
-        return [source for source in self._all_sources()[node] if not self.is_under(source, node)]
+        sources = self._all_sources()[node]
+        return [source for source in sources if self._is_reached(source) and not self.is_under(source, node)]
 
     def needs_collector(self, nodes: Collection[int]) -> bool:
         """Tell whether it takes the collector to free all memory under nodes that have lost their references."""
         into = self._all_sources()
-        freed = [node for node in nodes if not any(self.is_under(source, node) for source in into[node])]
+        freed = [
+            node
+            for node in nodes
+            if not any(self.is_under(source, node) or not self._is_reached(source) for source in into[node])
+        ]
         if len(freed) < len(nodes) or any(issubclass(type(self.graph.objects[node]), type) for node in freed):
             return True
         left: dict[int, int] = {}
@@ -181,10 +187,15 @@ class Shares:
     def _own_total(self, node: int) -> int:
         return sum(nbytes for _device, nbytes, _key in self.graph.memory.get(node, ()))
 
+    def _is_reached(self, node: int) -> bool:
+        """Tell whether anything alive leads to a node: garbage too refers to what is alive, until it is collected."""
+        return self.graph.dominator[node] >= 0
+
     def _all_sources(self) -> list[list[int]]:
         if self._into is None:
             self._into = [[] for _ in self.graph.objects]
-            for source in self._order:
+            unreached = (node for node, above in enumerate(self.graph.dominator) if above < 0)
+            for source in itertools.chain(self._order, unreached):
                 for target in dict.fromkeys(self.graph.successors[source]) if source != ROOT else ():
                     self._into[target].append(source)
         return self._into

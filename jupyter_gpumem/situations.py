@@ -44,7 +44,7 @@ class Situations:
         if unhook is not None or clearable:
             loose = set(self._graph.successors[share.node]) if unhook is None else hooks
         return Situation(
-            kind="inner" if share.inner and holder.kind == "variable" else holder.kind,
+            kind="inner" if share.inner else holder.kind,
             cut=shown.code or cut.code if shown.inside == "cache" else cut.code,
             shown=str(shown),
             inside=shown.inside,
@@ -88,7 +88,7 @@ class Situations:
         if is_one and place.deletion is not None:
             return place, (share.node,)
         if holder.kind == "variable" and set(removals) <= {f"del {slot.code}" for slot in holder.slots}:
-            return Place(None), ()  # the variable itself goes
+            return Place(None), (holder.node,)  # the variable itself goes
         return Place(joined(removals) or None), set(removals.values())
 
     def _finalizer(self, share: Share) -> str | None:

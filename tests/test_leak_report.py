@@ -260,7 +260,7 @@ def test_bytes_are_counted_through_containers_closures_and_graphs() -> None:
         ("class A: w = T()\na = A(); del A", "type(a).w", "del type(a).w"),
         ("class Outer:\n    class Inner: w = T()", "Outer.Inner.w", "del Outer.Inner.w"),
         ("def f():\n    class L: w = T()\n    return L\nK = f()", "K.w", "del K.w"),
-        ("class Cache: pass\nx = T(); Cache.x = x", "x, Cache.x", "%gpu_free x\ndel Cache.x"),
+        ("class Cache: pass\nx = T(); Cache.x = x", "x, Cache.x", "del Cache.x\n%gpu_free x"),
     ],
 )
 def test_a_class_without_a_name_is_what_its_instances_or_its_owner_hold(

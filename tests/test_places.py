@@ -37,7 +37,7 @@ def run_remedy(shell: Shell, **wanted: Any) -> tuple[Holder, int]:
         ("K.x = T(); K.y = K.x[:10]", None),
         ("K.x = L.x = T()", None),
         ("k = K(); k.q = K.z = T()", None),
-        ("x = T(); K.x = x", "%gpu_free x\ndel K.x"),
+        ("x = T(); K.x = x", "del K.x\n%gpu_free x"),
     ],
 )
 def test_what_a_class_has_twice_is_taken_out_of_every_place(shell: Shell, cell: str, remedy: str | None) -> None:
@@ -145,6 +145,10 @@ def test_clean_ups_run_when_a_stack_is_closed(shell: Shell) -> None:
         ("K.x = K.y = loop()", "del K.x, K.y; import gc; gc.collect();"),
         ("k = K(); k.x = SimpleNamespace(t=T(), u=T())", "del k.x"),
         ("k = K(); k.x = [[T()], (T(), {'a': T()})]", "k.x.clear()"),
+        ("def make(t):\n    def f(): return t, f\n    return f\nf = make(T())", "del f; import gc; gc.collect();"),
+        ("def f(t=T()): return t", "del f"),
+        ("x = T()\ndef f(t=x): return t\nclass A: kept = f", "del f, A.kept\n%gpu_free x"),
+        ("def f(t=T()): return t\nfs = [f]\ndef g(): pass\ng.f = f", "del f, g\n%gpu_free fs"),
     ],
 )
 def test_only_what_refers_to_itself_needs_the_collector(shell: Shell, cell: str, remedy: str | None) -> None:
@@ -158,6 +162,25 @@ def test_only_what_refers_to_itself_needs_the_collector(shell: Shell, cell: str,
         gc.enable()
     assert holder.keeps_bytes == freed
     assert remedy in (None, holder.remedy)
+
+
+def test_what_garbage_refers_to_needs_the_collector(shell: Shell) -> None:
+    shell.run(PREPARE + "\nk = K(); k.f = lambda t=T(): t\ngo = K(); go.me = go; go.f = k.f")
+    gc.disable()
+    try:
+        shell.run("del go")
+        (holder,) = find_leaks(shell.ip).holders
+    finally:
+        gc.enable()
+    assert holder.remedy == "del k.f; import gc; gc.collect();"
+
+
+def test_an_output_beside_a_class_is_cut_within(shell: Shell) -> None:
+    shell.run(PREPARE)
+    shell.run("k = K(); k.t = T(); K.k = k")
+    shell.run("k", store_history=True)
+    holder, freed = run_remedy(shell)
+    assert (holder.path, holder.remedy, freed) == ("k.t", "del k.t", MIB)
 
 
 @pytest.mark.parametrize(
