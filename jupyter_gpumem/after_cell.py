@@ -92,6 +92,7 @@ class CellReports:
         if request is not None:
             self._show_detail(record, request)
         elif record.depth:
+            self._show_out_of_memory(record, result)  # for the cell around it, which shows what there is to show
             return
         elif self._config.auto and not self._is_told(result):
             self._show_line(record)

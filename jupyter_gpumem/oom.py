@@ -60,6 +60,7 @@ class Watcher:
         self._first: OomMoment | None = None
         self._last: OomMoment | None = None
         self._failed = 0
+        self._ended_inner: OomMoment | None = None
         observer.listen(self.note)
         observer.attach()
 
@@ -72,20 +73,28 @@ class Watcher:
     def forget(self) -> None:
         """Drop what was noted in this cell: somebody has dealt with it."""
         self._first, self._last, self._failed = None, None, 0
+        self._ended_inner = None
 
     def report(self, record: CellRecord, result: object) -> OomReport | None:
-        """Return what there is to say about a cell that has ended, where it ran out of memory."""
+        """Return what there is to say about a cell that has ended, where it ran out of memory; not of one within it.
+
+        The body of ``%%capture`` is a cell within the cell, whose error goes no further: the whole ended by it.
+        """
+        raised = getattr(result, "error_in_exec", None)
+        error = find_out_of_memory(raised)
+        ended = None
+        if raised is not None and error is not None:
+            ended = _completed(self._shell, self._last, raised, error)
         if record.depth:
+            self._ended_inner = ended
             return None
         try:
-            raised = getattr(result, "error_in_exec", None)
-            error = find_out_of_memory(raised)
-            moment = self._first
-            if raised is not None and error is not None:
-                moment = _completed(self._shell, self._last, raised, error)
+            if raised is None and _is_magic(result):
+                ended = self._ended_inner
+            moment = self._first if ended is None else ended
             if moment is None:
                 return None
-            return _report(self._shell, record, moment, max(self._failed, 1), handled=error is None)
+            return _report(self._shell, record, moment, max(self._failed, 1), handled=ended is None)
         finally:
             self.forget()
 
@@ -110,6 +119,11 @@ class Watcher:
         if self._first is None:
             # a loop that tries again and again is not to be slowed: this scans the heap
             self._first = self._last = look_around(self._shell, moment, spots)
+
+
+def _is_magic(result: object) -> bool:
+    """Tell whether all of a cell is the body of a cell magic."""
+    return str(getattr(getattr(result, "info", None), "raw_cell", "") or "").lstrip().startswith("%%")
 
 
 def _report(

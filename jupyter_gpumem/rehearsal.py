@@ -52,10 +52,10 @@ class _Reporter:
         self._watcher.cell_started(record)
 
     def cell_ended(self, record: CellRecord, result: object) -> None:
+        report = self._watcher.report(record, result)
         if record.depth:
             return
         failed = _failed_requests() - self._failures_before
-        report = self._watcher.report(record, result)
         failure = None if report is None or report.handled else _failure(report)
         decided = decisions() - self._decisions_before
         message = {**record.to_dict(), "failed_requests": failed, "decisions": decided, "failure": failure}

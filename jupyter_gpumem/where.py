@@ -119,15 +119,25 @@ def find_place(shell: "InteractiveShell | None", spots: Sequence[Spot]) -> Place
 def _line_of_cell(spots: Sequence[Spot], cells: CellFinder) -> int | None:
     """Return the line of the cell: the last one, since the body of a magic comes after the magic's own line."""
     found: int | None = None
-    in_magic = False
+    above: int | None = None  # the lines above the body of a magic, which counts its own from the first
+    runs_cell = False
     for frame, line in spots:
-        if _is_cell(frame, cells) and not _is_function(frame):
-            found, in_magic = line, False
-        elif frame.f_code.co_name == "run_cell_magic":
-            in_magic = True
-        elif in_magic and found is not None and _file(frame) in _BODIES:
-            found, in_magic = found + line, False
+        if frame.f_code.co_name == "run_cell_magic" and found is not None:
+            above, runs_cell = found + _blank_lines(frame), False
+        elif above is not None and frame.f_code.co_name == "run_cell":
+            runs_cell = True
+        elif _is_cell(frame, cells) and not _is_function(frame):
+            found, above = line + (above if above is not None and runs_cell else 0), None
+        elif above is not None and _file(frame) in _BODIES:
+            found, above = above + line, None
     return found
+
+
+def _blank_lines(frame: FrameType) -> int:
+    """Return how many lines IPython takes away above the first line of a magic's body."""
+    body = dict(local_variables(frame)).get("cell")
+    lines = body.splitlines() if type(body) is str else []
+    return next((number for number, line in enumerate(lines) if line.strip()), 0)
 
 
 def namespace_of(shell: "InteractiveShell | None") -> dict[str, Any]:

@@ -88,11 +88,12 @@ def test_a_notebook_that_fits_shows_each_cells_exact_peak(tmp_path: Path) -> Non
     assert "fits: the peak is 512 MiB, in cell 3" in to_text(fits_page(report))
 
 
-def test_the_first_cell_that_runs_out_is_named_and_the_rest_is_not_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("magic", ["", "%%capture\n"])
+def test_the_first_cell_that_runs_out_is_named_and_the_rest_is_not_run(tmp_path: Path, magic: str) -> None:
     path = notebook(
         tmp_path,
         "import torch; kept = torch.empty(1 << 30, dtype=torch.uint8, device='cuda')",
-        "more = kept.clone()",
+        f"{magic}more = kept.clone()",
         "open('ran', 'w').close()",
     )
     report = rehearse(path, 2 * GIB)

@@ -665,9 +665,33 @@ def test_a_recurrent_layer_that_is_running_is_told_its_samples(ready: Shell, kin
     assert any("the forward pass under way, in rnn" in line for line in holders(shown))
 
 
-@pytest.mark.parametrize(("magic", "line"), [("%%time\n", 3), ("%%timeit -n1 -r1\n", 3), ("%%prun -q\n", 3), ("", 2)])
+@pytest.mark.parametrize(
+    ("magic", "line"),
+    [
+        ("%%time\n", 3),
+        ("%%time\n\n\n", 5),
+        ("%%timeit -n1 -r1\n", 3),
+        ("%%prun -q\n", 3),
+        ("%%capture\n", 3),
+        ("%%capture\n\n", 4),
+        ("%%capture\n%%time\n", 4),
+        ("", 2),
+    ],
+)
 def test_the_line_below_a_cell_magic_is_that_on_the_page(ready: Shell, magic: str, line: int) -> None:
-    assert f"in cell 4 line {line}, in take()" in headline(ready.run(f"{magic}a = 1\ntake(99)"))
+    assert f"Out of memory in cell 4 line {line}, in take()" in headline(ready.run(f"{magic}a = 1\ntake(99)"))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "%%capture\ntry: take(99)\nexcept torch.OutOfMemoryError: pass",
+        "get_ipython().run_cell('take(99)')\na = 1",
+        "%%capture\nget_ipython().run_cell('take(99)')\na = 1",
+    ],
+)
+def test_a_cell_that_goes_on_is_told_so_whatever_ran_in_it(ready: Shell, code: str) -> None:
+    assert headline(ready.run(code)).startswith("Ran out of memory once and went on, in cell ")
 
 
 def test_a_compiled_function_is_not_called_by_a_class_that_nobody_wrote(ready: Shell) -> None:
