@@ -18,6 +18,7 @@ from jupyter_gpumem.render.chart import CellMark, Chart
 from jupyter_gpumem.sampler import History
 
 _OTHERS_SECONDS = 5.0  # between two questions to NVML: they cost milliseconds on a real driver
+_NAMES_SECONDS = 60.0  # between two questions about one process: a kernel may come to run another notebook
 _HOST_STEP = 1024**2
 _MAX_CELLS = 500
 _STEPS = 120  # of the chart's end, in one window
@@ -74,7 +75,7 @@ class Monitor:
         self._out_of_memory: dict[int, int] = {}
         self._kills: dict[int, deque[float]] = {}
         self._uses: dict[int, tuple[float, Use]] = {}
-        self._known: dict[int, ProcessName] = {}
+        self._known: dict[int, tuple[float, ProcessName]] = {}
 
     def read(self) -> Reading:
         """Read every device that can be read without waking anything, and remember it."""
@@ -123,14 +124,16 @@ class Monitor:
             return Use(extra, told.used_bytes, None)
         others = [one for one in told.processes if one.pid != os.getpid()]
         self._name([one.pid for one in others])
-        neighbours = [Neighbour(self._known[one.pid], one.used_bytes) for one in others]
+        neighbours = [Neighbour(self._known[one.pid][1], one.used_bytes) for one in others]
         return Use(extra, told.used_bytes, tuple(sorted(neighbours, key=lambda one: -(one.used_bytes or 0))))
 
     def _name(self, pids: list[int]) -> None:
-        """Look up the processes that are new; a Jupyter server is asked only then."""
+        """Look up the processes that are new, and the others now and then; a Jupyter server is asked only then."""
+        now = self.clock()
+        known = {pid: self._known[pid] for pid in pids if pid in self._known}
+        self._known = {pid: one for pid, one in known.items() if now - one[0] < _NAMES_SECONDS}
         new = [pid for pid in pids if pid not in self._known]
-        self._known = {pid: self._known[pid] for pid in pids if pid in self._known}
-        self._known.update(zip(new, name_processes(new), strict=True))
+        self._known.update((pid, (now, name)) for pid, name in zip(new, name_processes(new), strict=True))
 
     def chart(self, device: int, window_seconds: float, total_bytes: int | None = None) -> Chart:
         """Gather what the chart of a device shows; where a window begins before the first sample it is empty."""
@@ -156,18 +159,19 @@ class Monitor:
     def _cells(self, device: int, start: float) -> tuple[CellMark, ...]:
         records = [r for r in self.recorder.records[-_MAX_CELLS:] if r.depth == 0 and (r.ended or start) >= start]
         running = self.recorder.current
-        marks = [_mark(record, device) for record in records]
         if running is not None and running.depth == 0:
-            marks.append(_mark(running, device))
-        return tuple(marks)
+            records.append(running)
+        label = self._probe().label(device)
+        return tuple(_mark(record, device, label) for record in records)
 
     def limit(self, device: int) -> int | None:
         """Return the cap on this process, where one is set."""
         return limit_bytes(device) if self._kind == "cuda" else None
 
 
-def _mark(record: CellRecord, device: int) -> CellMark:
-    change = next((c for c in record.devices if c.after.device == device and c.moved), None)
+def _mark(record: CellRecord, device: int, label: str) -> CellMark:
+    # by its label: a simulated GPU may have been switched on since, and has the number that the host's RAM had
+    change = next((c for c in record.devices if c.label == label and c.moved), None)
     return CellMark(
         record.started,
         record.ended,

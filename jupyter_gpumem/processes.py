@@ -20,7 +20,10 @@ _READ_ERRORS = (OSError, ValueError)
 
 @dataclass(frozen=True, slots=True)
 class ProcessName:
-    """What may be said of a process; ``None`` where it cannot be read from here."""
+    """What may be said of a process; ``None`` where it cannot be read from here.
+
+    ``notebook`` is the path of what a kernel runs, of a console its name.
+    """
 
     pid: int
     command: str | None = None
@@ -101,8 +104,14 @@ def _with_notebooks(found: Sequence[_Found]) -> Iterator[ProcessName]:
             continue
         match = _CONNECTION_FILE.fullmatch(one.connection_file.name)
         kernel_id = match.group(1) if match else ""
-        notebook = sessions.get(kernel_id) or _session_in_file(one.connection_file) or one.session_name
-        yield ProcessName(one.name.pid, one.name.command, one.name.user, notebook or None)
+        started_for = _session_in_file(one.connection_file) or one.session_name
+        notebook = sessions.get(kernel_id) or (_file_or_console(started_for) if started_for else None)
+        yield ProcessName(one.name.pid, one.name.command, one.name.user, notebook)
+
+
+def _file_or_console(path: str) -> str:
+    """Return the path a kernel was started for; a console's ends in a long number instead of a file."""
+    return path if Path(path).suffix else "a console"
 
 
 def _session_in_file(path: Path) -> str | None:
@@ -138,11 +147,16 @@ def _sessions_of(server: Any) -> dict[str, str]:
             listed = json.load(answer)
     except (URLError, *_READ_ERRORS):
         return {}
-    sessions = {}
+    sessions: dict[str, str] = {}
     for session in listed if isinstance(listed, list) else ():
         kernel = session.get("kernel") if isinstance(session, dict) else None
         kernel_id, path = _text(kernel, "id"), _text(session, "path")
-        if kernel_id and path:
+        if not kernel_id or not path:
+            continue
+        if session.get("type") == "console":
+            # a console beside a notebook shares its kernel
+            sessions.setdefault(kernel_id, _text(session, "name") or "a console")
+        else:
             sessions[kernel_id] = os.path.join(root or "", path)
     return sessions
 

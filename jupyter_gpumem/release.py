@@ -92,6 +92,9 @@ def free_running() -> FreeReport:
     cell has ended.
     """
     meter = Meter()
+    if meter.probe.kind == "host":
+        meter.step("garbage", _collect)
+        return replace(meter.report(), while_running=True)
     meter.add(beside.collect(_collect))
     # freeing device memory breaks a capture in whatever thread it runs, and only its own thread can see it
     if allocator.graph_may_be_alive():

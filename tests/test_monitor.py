@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from jupyter_gpumem import nvml
-from jupyter_gpumem.cells import CellRecorder
+from jupyter_gpumem.cells import CellRecord, CellRecorder, DeviceChange
 from jupyter_gpumem.monitor import Monitor
 from jupyter_gpumem.processes import ProcessName
 from tests.conftest import DEVICES, Shell
@@ -151,6 +151,10 @@ def test_neighbours_are_asked_for_every_few_seconds_and_named_once(
     assert use.neighbours is not None
     assert [one.name.pid for one in use.neighbours] == [43, 42]
     assert use.own_extra_bytes == 2 * GIB - snapshot.reserved_bytes
+    # a kernel may come to run another notebook
+    clock.now += 60
+    monitor.use(0, snapshot)
+    assert sorted(named) == [42, 42, 43, 43]
 
 
 def test_where_processes_cannot_be_seen_the_neighbours_are_unknown(
@@ -171,3 +175,19 @@ def test_a_gpu_simulated_after_loading_begins_a_new_history(clock: Clock) -> Non
     assert monitor.read().kind == "cuda"
     assert len(monitor.history.since(0, 0)) == 1
     assert monitor.read().names[0][0] == "GPU 0"
+
+
+def test_a_peak_of_the_hosts_ram_is_none_of_the_gpu_simulated_since(clock: Clock) -> None:
+    from jupyter_gpumem.device import HostProbe, current_probe
+
+    recorder = CellRecorder()
+    probes = [HostProbe(), current_probe()]
+    monitor = Monitor(recorder, clock=clock, probe=lambda: probes[0])
+    monitor.read()
+    snapshot = probes[0].snapshot(0)
+    changes = (DeviceChange("RAM", snapshot, snapshot, 5 * GIB, 5 * GIB, False, True),)
+    recorder.records.append(CellRecord("x = [0] * 10**9", clock.now, 0.0, number=1, ended=clock.now, devices=changes))
+    assert [mark.peak_bytes for mark in monitor.chart(0, 300.0).cells] == [5 * GIB]
+    probes.pop(0)
+    monitor.read()
+    assert [mark.peak_bytes for mark in monitor.chart(0, 300.0).cells] == [None]

@@ -13,13 +13,14 @@ from ipywidgets.widgets.widget import _instances
 from jupyter_gpumem import nvml
 from jupyter_gpumem.cells import CellRecord
 from jupyter_gpumem.errors import GpuMemError
+from jupyter_gpumem.freed import CACHE_WAITS, CELL_ALLOCATES, Change, FreeReport, FreeStep
 from jupyter_gpumem.holders import DeviceLeaks, Holder, LeakReport, Release
 from jupyter_gpumem.monitor import Monitor, Use
 from jupyter_gpumem.panel import Panel, actions
 from jupyter_gpumem.parts import Neighbour
 from jupyter_gpumem.processes import ProcessName
 from jupyter_gpumem.readings import DeviceSnapshot
-from jupyter_gpumem.release import Change, FreeReport, FreeStep
+from jupyter_gpumem.render.panel_words import free_words
 from jupyter_gpumem.render.wire import wire_bytes
 from jupyter_gpumem.subshell import let_clicks_use_the_subshell
 
@@ -315,6 +316,17 @@ def test_pause_stops_drawing_and_resume_shows_what_was_missed(setup: Setup) -> N
     assert "5.00 GiB at most" in setup.html
 
 
+def test_paused_within_a_cell_it_does_not_go_on_calling_it_running(setup: Setup) -> None:
+    setup.look()
+    setup.recorder.current = record(7, 0.0, None)
+    setup.tick()
+    assert "gm-busy" in setup.panel._busy.value
+    setup.button("Pause").set_state({"value": True})
+    setup.tick()
+    assert setup.panel._busy.value == ""
+    assert setup.tick() == []
+
+
 def test_a_device_chosen_while_paused_is_drawn_once(setup: Setup) -> None:
     setup.probe.put(7 * GIB, device=3)
     setup.look()
@@ -461,8 +473,6 @@ def test_beside_a_running_cell_only_what_is_safe_is_freed(setup: Setup, monkeypa
 
 
 def test_a_cache_that_has_to_wait_is_returned_when_the_cell_ends(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    from jupyter_gpumem.release import CACHE_WAITS
-
     waiting = FreeReport((), (FreeStep("cache", (), (), CACHE_WAITS),), (), while_running=True)
     monkeypatch.setattr("jupyter_gpumem.release.free_running", lambda: waiting)
     monkeypatch.setattr("jupyter_gpumem.release.free_cache", lambda: free_report(3 * MIB))
@@ -560,6 +570,41 @@ def test_find_leaks_pressed_again_while_it_waits_is_taken_back(setup: Setup) -> 
     for listener in setup.recorder.on_end:
         listener(cell, None)
     assert setup.loop == []
+
+
+def test_find_leaks_taken_back_leaves_what_another_button_answered(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jupyter_gpumem.release.free_running", lambda: free_report(MIB, while_running=True))
+    setup.recorder.current = record(1, 0.0, None)
+    setup.click("Find leaks")
+    setup.click("Free memory")
+    setup.button("Find leaks").set_state({"value": False})
+    assert "1.00 MiB given back to the device" in setup.html
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([("outputs", 128, 0), ("cache", 0, 2)], "128 MiB free for new tensors, 2.00 MiB given back to the device"),
+        ([("outputs", 2, 0), ("cache", 0, 128)], "128 MiB given back to the device"),
+        ([("outputs", 2, 0)], "2.00 MiB free for new tensors; the rest of its segments is in use"),
+        ([("cache", 0, 0, CACHE_WAITS)], "The cache goes back to the device when the cell ends"),
+        (
+            [("garbage", 3, 0), ("cache", 0, 0, CACHE_WAITS)],
+            "3.00 MiB free for new tensors; the cache goes back to the device when the cell ends",
+        ),
+        ([("garbage", 0, 0, CELL_ALLOCATES)], "Nothing of the cache to give back to the device"),
+        ([("garbage", 0, 0)], "Nothing to give back to the device"),
+    ],
+)
+def test_the_first_line_of_an_answer_says_what_came_back_and_what_is_still_to_come(
+    steps: list[Any], words: str
+) -> None:
+    made = [
+        FreeStep(key, (), (Change(0, -freed * MIB, -returned * MIB),), *note) for key, freed, returned, *note in steps
+    ]
+    assert free_words(FreeReport((), tuple(made), ()))[0] == words
 
 
 def holder(path: str, nbytes: int, **options: Any) -> Holder:

@@ -64,13 +64,18 @@ def test_without_a_readable_file_the_kernel_environment_tells(
 
 
 @pytest.fixture
-def server(runtime: Path) -> Iterator[list[str | None]]:
+def sessions() -> list[object]:
+    return [{"path": "renamed.ipynb", "type": "notebook", "kernel": {"id": KERNEL_ID}}, {"path": 3}, None]
+
+
+@pytest.fixture
+def server(runtime: Path, sessions: list[object]) -> Iterator[list[str | None]]:
     seen: list[str | None] = []
 
     class Sessions(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             seen.append(self.headers.get("Authorization"))
-            body = json.dumps([{"path": "renamed.ipynb", "kernel": {"id": KERNEL_ID}}, {"path": 3}, None])
+            body = json.dumps(sessions)
             self.send_response(200)
             self.end_headers()
             self.wfile.write(body.encode())
@@ -93,6 +98,23 @@ def test_a_running_server_knows_of_renames(server: list[str | None], kernel_proc
     names = name_processes((kernel_process, os.getpid()))
     assert [name.notebook for name in names] == ["/home/me/renamed.ipynb", None]
     assert server == ["token tok"]
+
+
+@pytest.mark.usefixtures("server")
+def test_a_console_is_no_notebook_and_gives_way_to_one(sessions: list[object], kernel_process: int) -> None:
+    console = {"path": "console-1-8cc0", "name": "Console 1", "type": "console", "kernel": {"id": KERNEL_ID}}
+    sessions.insert(0, console)
+    assert name_process(kernel_process).notebook == "/home/me/renamed.ipynb"
+    sessions[:] = [sessions[1], console]
+    assert name_process(kernel_process).notebook == "/home/me/renamed.ipynb"
+    sessions[:] = [console]
+    assert name_process(kernel_process).notebook == "Console 1"
+
+
+def test_a_kernel_started_for_a_console_is_one_of_a_console(runtime: Path, kernel_process: int) -> None:
+    started_for = {"jupyter_session": "/home/me/console-1-8cc0"}
+    (runtime / f"kernel-{KERNEL_ID}.json").write_text(json.dumps(started_for))
+    assert str(name_process(kernel_process)) == f"kernel of a console (pid {kernel_process})"
 
 
 def test_no_server_is_asked_where_no_kernel_is_listed(server: list[str | None]) -> None:

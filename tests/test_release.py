@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from jupyter_gpumem.device import HostProbe
 from jupyter_gpumem.errors import GpuMemError
 from jupyter_gpumem.freed import CACHE_WAITS, CAPTURE_KEEPS_CACHE, CELL_ALLOCATES, GRAPH_KEEPS_WORKSPACES
 from jupyter_gpumem.holders import Holder, Release
@@ -403,6 +404,16 @@ def test_beside_a_cell_that_allocates_nothing_garbage_is_counted(gpu: Shell) -> 
     assert note(report, "garbage") == ""
     assert given_back(report, "garbage") == (30 * MIB, 0)
     assert given_back(report, "cache") == (0, 30 * MIB)
+
+
+def test_beside_a_cell_the_hosts_ram_is_measured_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jupyter_gpumem.meter.current_probe", HostProbe)
+    garbage: list[object] = [bytearray(200 * MIB)]
+    garbage.append(garbage)
+    del garbage
+    report = free_running()
+    assert (report.host, report.while_running) == (True, True)
+    assert 150 * MIB < report.returned_bytes < 250 * MIB
 
 
 def test_the_cache_alone(gpu: Shell) -> None:

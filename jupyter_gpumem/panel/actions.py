@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _SAME_CLICK_SECONDS = 0.4
 """A click that arrives this soon after the last answer was made before the answer could be seen."""
 
+_WAITS = "Find leaks waits for the running cell to end."
 _BUSY = "A cell is running, so names, outputs and errors are left alone: click again after it for the rest."
 
 
@@ -100,7 +101,8 @@ class Actions:
         """Forget what waits for the running cell when its button is pressed again."""
         if button is self._leaks and self._waiting:
             self._waiting = False
-            self._result.value = ""
+            if self._result.value == draw.render_result((_WAITS,)):
+                self._result.value = ""
 
     def _handed_over(self, call: Callable[[], None]) -> bool:
         """Hand a click to the main thread, where no cell can start in the middle of it.
@@ -167,7 +169,7 @@ class Actions:
         if self._recorder.running:
             # a scan beside running code would stall it; the button stays pressed until the cell ends
             self._waiting = True
-            self._result.value = draw.render_result(("Find leaks waits for the running cell to end.",))
+            self._result.value = draw.render_result((_WAITS,))
             return None
         return leak_words(self._look())
 

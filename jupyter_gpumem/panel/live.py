@@ -177,7 +177,11 @@ class Panel:
     def _tick(self) -> None:
         self._sampler.interval_seconds = self._options.interval
         reading = self._monitor.read()
-        if not self._shown or (self._pause.value and not self._new_choice):
+        if not self._shown:
+            return
+        if self._pause.value and not self._new_choice:
+            # a picture that stands still would not see the cell end
+            self._busy.value = ""
             return
         if not reading.snapshots:
             self._new_choice, self._quick_ticks = False, 0

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from jupyter_gpumem.freed import CELL_ALLOCATES
 from jupyter_gpumem.render.layout import shorten
 from jupyter_gpumem.sizes import format_bytes, format_delta
 
@@ -23,14 +24,23 @@ _STEPS = {
 
 def free_words(report: "FreeReport") -> tuple[str, ...]:
     """Say what came back: the bytes first, then each step that did something, then the notes."""
+    return (_came_back(report), *_step_words(report), *report.notes)
+
+
+def _came_back(report: "FreeReport") -> str:
     to = "the system" if report.host else "the device"
+    freed, returned = format_bytes(report.freed_bytes), format_bytes(report.returned_bytes)
     if report.returned_bytes > 0:
-        first = f"{format_bytes(report.returned_bytes)} given back to {to}"
-    elif report.freed_bytes > 0:
-        first = f"{format_bytes(report.freed_bytes)} free for new tensors; the rest of its segments is in use"
-    else:
-        first = f"Nothing to give back to {to}"
-    return (first, *_step_words(report), *report.notes)
+        more = f"{freed} free for new tensors, " if report.freed_bytes > report.returned_bytes else ""
+        return f"{more}{returned} given back to {to}"
+    if report.cache_waits:
+        more = f"{freed} free for new tensors; the" if report.freed_bytes > 0 else "The"
+        return f"{more} cache goes back to {to} when the cell ends"
+    if report.freed_bytes > 0:
+        return f"{freed} free for new tensors; the rest of its segments is in use"
+    if any(step.note == CELL_ALLOCATES for step in report.steps):
+        return f"Nothing of the cache to give back to {to}"
+    return f"Nothing to give back to {to}"
 
 
 def _step_words(report: "FreeReport") -> list[str]:

@@ -25,6 +25,18 @@ def test_a_kernel_without_the_extension_gets_a_hint_whose_button_loads_it(lab: S
     expect(notebook.output(0)).to_have_text(re.compile(r"^\s*(\[1\]:)?\s*2\s*$"))
 
 
+def test_the_hints_button_says_that_it_waits_for_the_running_cell(lab: Server, open_notebook: Open) -> None:
+    notebook = open_notebook(lab, "input()")
+    notebook.start(0)
+    notebook.page.locator(".jp-Stdin-input").wait_for()
+    notebook.tab.click()
+    notebook.hint.get_by_role("button", name="Load it in this notebook").click()
+    expect(notebook.hint).to_contain_text("A cell is running: when it has ended, this runs")
+    expect(notebook.hint.get_by_role("button")).to_be_disabled()
+    notebook.page.locator(".jp-Stdin-input").press("Enter")
+    notebook.expect_panel()
+
+
 def test_a_load_that_fails_says_why(lab: Server, open_notebook: Open) -> None:
     notebook = open_notebook(lab, "import sys; sys.modules['jupyter_gpumem.extension'] = None")
     notebook.run(0)

@@ -88,7 +88,7 @@
         this.entries = new Map(); // kernel id -> {notebook, kernel, comm, modelId, view, seen}
         this.revealed = new Set(); // kernels whose panel has opened by itself once
         this.languages = new Map(); // kernel id -> language name
-        this.loading = new Set();
+        this.loading = new Map(); // kernel id -> whether a cell was running when the button was pressed
         this.answers = new Map(); // kernel id -> why loading failed
         this.hint = new Hint(() => void this.load());
         this.addWidget(this.hint);
@@ -246,6 +246,7 @@
         else if (!kernel) this.hint.say('This notebook has no kernel.', false);
         else if (this.entries.has(kernel.id)) this.hint.say('Waiting for the kernel…', false);
         else if (language && language !== 'python') this.hint.say('GPU memory is shown for Python kernels.', false);
+        else if (this.loading.get(kernel.id)) this.hint.say('A cell is running: when it has ended, this runs', true);
         else if (!kernel.handleComms) {
           this.hint.say('Another notebook in this page opened this kernel first; reload the page to see its memory here.', false);
         } else this.hint.say('To see this notebook’s GPU memory here, run', true);
@@ -256,7 +257,7 @@
         const notebook = this.tracker.currentWidget;
         const kernel = kernelOf(notebook);
         if (!kernel || this.loading.has(kernel.id)) return;
-        this.loading.add(kernel.id);
+        this.loading.set(kernel.id, kernel.status === 'busy');
         this.answers.delete(kernel.id);
         this.refresh();
         try {
