@@ -4,6 +4,7 @@ Each figure is read from what is on the device at that moment; advice that does 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -142,21 +143,42 @@ def _all_of(scene: Scene, leaks: LeakReport) -> list[Advice]:
 def _about_holders(scene: Scene, leaks: LeakReport, changes: Iterable[Advice]) -> list[Advice]:
     """Say what each holder gives back, but for copies of a model, of which more is known."""
     copies = {advice.label.split(":")[0] for advice in changes if advice.subject == "duplicate"}
-    found = []
-    for holder in _other(leaks.holders):
-        advice = _with_values(scene, holder) or _from_holder(holder)
-        if advice is not None and holder.expression not in copies:
-            found.append(advice)
-    return [*found, *_in_one_line(leaks.holders)]
+    others = [holder for holder in leaks.holders if holder.remedy != _FREES and holder.expression not in copies]
+    # what others keep together with a model is no reason to let go of the model
+    others = [holder for holder in others if not any(map(scene.is_model, _joint_names(holder)))]
+    found = [_with_values(scene, holder) or _from_holder(holder) for holder in _each_byte_once(others)]
+    return [*(advice for advice in found if advice is not None), *_in_one_line(leaks.holders)]
 
 
 def _from_holders(holders: Sequence[Holder]) -> list[Advice]:
-    found = [advice for holder in _other(holders) if (advice := _from_holder(holder)) is not None]
+    others = _each_byte_once([holder for holder in holders if holder.remedy != _FREES])
+    found = [advice for holder in others if (advice := _from_holder(holder)) is not None]
     return [*found, *_in_one_line(holders)]
 
 
-def _other(holders: Sequence[Holder]) -> list[Holder]:
-    return [holder for holder in holders if holder.remedy != _FREES]
+def _joint_names(holder: Holder) -> frozenset[str]:
+    return _names_of(holder) if holder.kind == "together" else frozenset()
+
+
+def _names_of(holder: Holder) -> frozenset[str]:
+    """Return the variables that a holder's remedy deletes."""
+    return frozenset(name for release in holder.releases for name in release.names)
+
+
+def _each_byte_once(holders: Sequence[Holder]) -> list[Holder]:
+    """Leave out what goes with the variables of a larger holder, and count for the rest what is new with each."""
+    found: dict[frozenset[str], int] = {}
+    kept = []
+    for holder in sorted(holders, key=lambda holder: -holder.shown_bytes):
+        names = _names_of(holder)
+        if names:
+            if any(names <= other for other in found):
+                continue
+            less = sum(nbytes for other, nbytes in found.items() if other < names)
+            holder = replace(holder, keeps_bytes=max(holder.keeps_bytes - less, holder.shown_bytes))
+            found[names] = holder.keeps_bytes
+        kept.append(holder)
+    return kept
 
 
 def _from_holder(holder: Holder) -> Advice | None:

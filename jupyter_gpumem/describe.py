@@ -2,13 +2,17 @@
 
 import sys
 from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from jupyter_gpumem.attachments import Attachments
 from jupyter_gpumem.attributes import type_name
 from jupyter_gpumem.contents import Contents
 from jupyter_gpumem.cycles import garbage_words
+from jupyter_gpumem.heap import is_exactly
 from jupyter_gpumem.held import RootHolder
 from jupyter_gpumem.holders import Holder, Kind, Release
 from jupyter_gpumem.hooks import HOOK_TABLES, HookGroup
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 
 _MOST_OTHERS = 5
 _MOST_WAYS = 4
+_MOST_ASKED = 50
+"""A look around models costs a walk over the graph: more of them are not worth it."""
 _HANDLES = "or remove() of each handle, where you kept them"
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 
@@ -61,6 +67,10 @@ class Describer:
         self._machinery = Machinery(shares, self._trails)
         self._contents = Contents(shares, self._trails)
         self._shared_told: set[int] = set()
+
+    @cached_property
+    def _attachments(self) -> Attachments:
+        return Attachments(self._shares, self._torch)
 
     def holders(self, share: Share) -> list[Holder]:
         """Return a share as one holder for each device where it has memory."""
@@ -182,39 +192,88 @@ class Describer:
     # -- several holders --------------------------------------------------------------------------------
 
     def _joint(self, share: Share) -> _Draft:
-        ways = self._ways(share)
-        variables = [holder for holder in share.holders if holder.kind == "variable"]
-        names = [holder.slots[0].text for holder in variables if is_data(holder.slots[0].target)]
-        program = [holder.slots[0].text for holder in variables if not is_data(holder.slots[0].target)]
-        nothing = Trail("", None)
-        others = [
-            remedy_for(self._situations.of(share, holder, nothing, nothing, share.node, []))
-            for holder in share.holders
-            if holder.kind != "variable"
-        ]
-        remedy = together(names, program, others, in_shell=self._in_shell)
-        is_near = not share.in_use and (not remedy.releases or any(owner.kind == "class" for owner in share.holders))
-        removals = self._places.removals(share.holders, share.node) if is_near and len(share.nodes) == 1 else {}
-        later = self._later(share)
-        if later is not None:
-            remedy, share.keeps = _for_later(later), share.own
-            ways = [later.what] if later.what else ways
-        elif removals:
-            whole = [name for name in names if f"del {name}" in removals]
-            rest = [removal for removal in removals if removal.removeprefix("del ") not in whole]
-            collect = not whole and self._shares.needs_collector(set(removals.values()))
-            others = [deletion(joined(rest), needs_collector=collect)] if rest else []
-            remedy, share.keeps = together(whole, [], others, in_shell=self._in_shell), share.own
-        cells = [self._cells.that_set(name) for name in (*names, *program)]
-        kinds = {holder.kind for holder in share.holders}
+        ways, remedy = self._together(share)
+        variables = [holder.slots[0].text for holder in share.holders if holder.kind == "variable"]
+        cells = [self._cells.that_set(name) for name in variables]
         return _Draft(
             path=", ".join(ways),
             kind="together",
             expression=None,
             cell=max((cell for cell in cells if cell is not None), default=None),
             remedy=remedy,
-            note="together" if len(kinds) and not share.in_use else "",
+            note="" if share.in_use else "together",
         )
+
+    def _together(self, share: Share) -> tuple[list[str], Remedy]:
+        """Return what several holders are called and how to let go of what they share; say what that gives back."""
+        later = self._later(share)
+        if later is not None:
+            share.keeps = share.own
+            return [later.what] if later.what else self._ways(share), _for_later(later)
+        if not share.in_use:
+            around = self._around_models(share)
+            if around is not None:
+                return around
+        remedy = self._all_of(share, share.holders)
+        stays = any(owner.kind == "class" or self._attachments.has_models(owner) for owner in share.holders)
+        if not share.in_use and (stays or not remedy.releases):
+            remedy = self._nearest(share) or remedy
+        return self._ways(share), remedy
+
+    def _all_of(self, share: Share, holders: Iterable[RootHolder], more: Sequence[Remedy] = ()) -> Remedy:
+        """Join the remedies of some holders of a share, and more."""
+        slots = [holder.slots[0] for holder in holders if holder.kind == "variable"]
+        nothing = Trail("", None)
+        others = [
+            remedy_for(self._situations.of(share, holder, nothing, nothing, share.node, []))
+            for holder in holders
+            if holder.kind != "variable"
+        ]
+        data = [slot.text for slot in slots if is_data(slot.target)]
+        program = [slot.text for slot in slots if not is_data(slot.target)]
+        return together(data, program, [*others, *more], in_shell=self._in_shell)
+
+    def _nearest(self, share: Share) -> Remedy | None:
+        """Return how to take the one thing that is shared out of everything that has it; it alone comes back."""
+        removals = self._places.removals(share.holders, share.node) if len(share.nodes) == 1 else {}
+        if not removals:
+            return None
+        variables = [holder.slots[0] for holder in share.holders if holder.kind == "variable"]
+        whole = [slot.text for slot in variables if is_data(slot.target) and f"del {slot.text}" in removals]
+        rest = [removal for removal in removals if removal.removeprefix("del ") not in whole]
+        collect = not whole and self._shares.needs_collector(set(removals.values()))
+        others = [deletion(joined(rest), needs_collector=collect)] if rest else []
+        share.keeps = share.own
+        return together(whole, [], others, in_shell=self._in_shell)
+
+    def _around_models(self, share: Share) -> tuple[list[str], Remedy] | None:
+        """Let models among the holders keep all but what leads to the share; None where that cannot be done."""
+        cuts: dict[int, Sequence[int]] = {}
+        for holder in share.holders if self._attachments.asked < _MOST_ASKED else ():
+            cuts[holder.node] = self._attachments.on(holder, share.nodes)
+        if not any(cuts.values()):
+            return None
+        whole = [holder for holder in share.holders if not cuts[holder.node]]
+        inner = [(holder, node) for holder in share.holders for node in cuts[holder.node]]
+        codes = [self._removal(holder, node) for holder, node in inner]
+        keeps = self._attachments.returned_without({*(holder.node for holder in whole), *(node for _, node in inner)})
+        if None in codes or any(keeps[device] < share.own[device] for device in self._shares.devices):
+            return None
+        collects = any(holder.kind == "variable" for holder in whole)
+        more = [deletion(code, needs_collector=not collects) for code in codes if code is not None]
+        share.keeps = keeps
+        places = [(holder, holder.node) for holder in whole] + inner
+        ways = {str(self._trails.trail(holder, node)) for holder, node in places}
+        return sorted(ways, key=lambda way: (len(way), way)), self._all_of(share, whole, more)
+
+    def _removal(self, holder: RootHolder, node: int) -> str | None:
+        """Return the code that lets go of something a holder has: empties a collection, which may be needed again."""
+        if self._graph.path_to(node)[0] != holder.node:
+            return None
+        deletion = self._places.place(holder, node).deletion
+        if deletion is not None and is_exactly(self._graph.objects[node], (list, dict, set, deque)):
+            return f"{self._trails.trail(holder, node).code}.clear()"
+        return deletion if len(self._shares.outer_sources(node)) == 1 else None
 
     def _ways(self, share: Share) -> list[str]:
         """Name the holders by where in each the memory is, when there is one thing to find, else by themselves."""

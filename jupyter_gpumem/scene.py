@@ -98,6 +98,10 @@ class Scene:
             if facts.role == role and self.device in (None, index)
         )
 
+    def is_model(self, name: str) -> bool:
+        """Tell whether a variable is a module or an optimizer."""
+        return issubclass(type(self.names.get(name)), (self.torch.nn.Module, self.torch.optim.Optimizer))
+
     @cached_property
     def optimizers(self) -> dict[str, tuple[Any, list[Any]]]:
         """The optimizers by the code that names them, each once, with their parameters."""

@@ -161,12 +161,12 @@ class Shares:
 
     def outer_sources(self, node: int) -> list[int]:
         """Return what refers to a node and would stay without it."""
-        sources = self._all_sources()[node]
+        sources = self.all_sources()[node]
         return [source for source in sources if self._is_reached(source) and not self.is_under(source, node)]
 
     def needs_collector(self, nodes: Collection[int]) -> bool:
         """Tell whether it takes the collector to free all memory under nodes that have lost their references."""
-        into = self._all_sources()
+        into = self.all_sources()
         freed = [
             node
             for node in nodes
@@ -191,7 +191,8 @@ class Shares:
         """Tell whether anything alive leads to a node: garbage too refers to what is alive, until it is collected."""
         return self.graph.dominator[node] >= 0
 
-    def _all_sources(self) -> list[list[int]]:
+    def all_sources(self) -> list[list[int]]:
+        """Return for each node those that refer to it, but for the root of roots."""
         if self._into is None:
             self._into = [[] for _ in self.graph.objects]
             unreached = (node for node, above in enumerate(self.graph.dominator) if above < 0)

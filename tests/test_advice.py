@@ -377,3 +377,19 @@ batch = torch.ones(8192, 64, device="cuda")
 def loss_of(batch): return net(batch).square().mean()
 loss_of(batch)
 """
+
+
+def test_each_byte_is_offered_once_and_no_model_for_what_it_shares(user: Shell) -> None:
+    user.run("import torch; net = torch.nn.Linear(512, 512).cuda(); opt = torch.optim.SGD(net.parameters(), lr=1.0)")
+    user.run("def T(mib): return torch.empty(mib << 20, dtype=torch.uint8, device='cuda')")
+    user.run("a = T(40); b = [a, T(2)]; c = (b[1], a); net.last = T(3); d = {'x': net.last}")
+    offered = [one for one in advise(user.ip) if one.subject in ("holder", "to the CPU")]
+    codes = [one.code for one in offered]
+    assert len(codes) == len(set(codes))
+    assert not any("%gpu_free" in code and "net" in code.split() for code in codes)
+    assert sum(one.nbytes for one in offered) == 45 * 1024**2
+
+
+def test_code_of_several_lines_is_shown_line_by_line() -> None:
+    text = to_text(advise_page([Advice("holder", "x, net.kept", 5 << 20, "net.kept.clear()\n%gpu_free x", "")]))
+    assert [line.strip() for line in text.splitlines()][1:] == ["→ net.kept.clear()", "→ %gpu_free x"]

@@ -19,7 +19,7 @@ LAYERS = {
         references simgpu simgpu.build simgpu.locate tensors untracked
     """,
     "work": """
-        accounts activations advice alike autocast beside calls cells celltrace changes containers contents
+        accounts activations advice alike attachments autocast beside calls cells celltrace changes containers contents
         copies cuts cutting cycles describe dominators explain fits fitting held history holdings hooks
         hostcopies leak_report libraries linemarks lines literals living loops machinery members meter moments names
         next_step occupants oom parts passes paths places provenance quick readouts rebinding referrers

@@ -210,3 +210,36 @@ def test_what_an_error_handled_in_a_thread_keeps_is_named_by_the_frame_it_came_f
     shell.run("end.set(); thread.join()")
     assert holder.path == "local x of f() line 3, in the exception being handled (ValueError)"
     assert holder.keeps_bytes == MIB
+
+
+MODEL = """
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.kept = torch.nn.Linear(512, 512), []
+    def forward(self, x):
+        x = x * self.first.weight
+        self.kept.append(x)
+        return x
+net = Net().cuda(); opt = torch.optim.SGD(net.parameters(), lr=1.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("cell", "path", "remedy"),
+    [
+        ("out = net(torch.ones(512, 512, device='cuda'))", "out, net.kept", "net.kept.clear()\n%gpu_free out"),
+        ("net.last = T(); outs = {'x': net.last}", "net.last, outs['x']", None),
+        ("net.last = T(); f = lambda t=net.last: t", "net.last, default argument t of f", None),
+    ],
+)
+def test_a_model_at_work_stays_where_what_it_shares_can_go_without_it(
+    shell: Shell, cell: str, path: str, remedy: str | None
+) -> None:
+    shell.run(PREPARE + MODEL)
+    shell.run(cell)
+    holder, freed = run_remedy(shell, kind="together", section="gives back")
+    assert holder.path == path
+    assert remedy in (None, holder.remedy)
+    assert holder.keeps_bytes == freed >= MIB
+    assert "net" in shell.ns

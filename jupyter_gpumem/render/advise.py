@@ -17,6 +17,7 @@ def advice_rows(advice: Sequence[Advice]) -> Iterator[Row]:
     """Write the bytes and the label of each, then the code and what else to know, on lines of their own."""
     for one in advice:
         yield size(one.nbytes), Span(one.label)
-        yield "", code(one.code)
+        for line in one.code.splitlines():
+            yield "", code(line)
         if one.note:
             yield "", quiet(f"  {one.note}")
