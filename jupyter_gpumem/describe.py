@@ -17,7 +17,7 @@ from jupyter_gpumem.held import RootHolder
 from jupyter_gpumem.holders import Holder, Kind, Release
 from jupyter_gpumem.hooks import HOOK_TABLES, HookGroup
 from jupyter_gpumem.machinery import Later, Machinery
-from jupyter_gpumem.places import Places
+from jupyter_gpumem.places import SHELLS_OWN, Places
 from jupyter_gpumem.provenance import CellFinder
 from jupyter_gpumem.remedies import Remedy, Situation, deletion, joined, remedy_for, together, with_imports
 from jupyter_gpumem.shares import Share, Shares
@@ -244,6 +244,9 @@ class Describer:
         collect = not whole and self._shares.needs_collector(set(removals.values()))
         others = [deletion(joined(rest), needs_collector=collect)] if rest else []
         share.keeps = share.own
+        shells = [holder for holder in share.holders if holder.kind in SHELLS_OWN]
+        if shells:
+            others.append(self._all_of(share, shells))
         return together(whole, [], others, in_shell=self._in_shell)
 
     def _around_models(self, share: Share) -> tuple[list[str], Remedy] | None:

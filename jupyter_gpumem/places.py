@@ -1,6 +1,7 @@
 """Where references lie, and the code that removes them."""
 
 import gc
+import re
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from jupyter_gpumem.trails import Trails
 _FIXED = (tuple, set, frozenset)
 _NAMED = ("variable", "module", "class")
 """Holders whose own reference goes with one name; IPython has copies of a result that no name gives."""
+SHELLS_OWN = ("output", "error", "debugger")
+"""Holders that bare ``%gpu_free`` lets go of, whatever else it is given."""
 _MOST_REMOVALS = 8
 """More references than these are no remedy that anybody would type."""
 _MOST_STEPS = 200
@@ -66,8 +69,9 @@ class Places:
     def removals(self, holders: Collection[RootHolder], node: int) -> dict[str, int]:
         """Return the code that takes a node out of everything some holders have: the nearest references that can go.
 
-        Each is given with the node that loses the reference. Empty where some reference lies where no code can
-        remove it, or where there are too many.
+        Each is given with the node that loses the reference, in an order in which they can be run. Empty where some
+        reference lies where no code can remove it, or where there are too many. What IPython alone has is left
+        to ``%gpu_free``.
         """
         roots = {holder.node for holder in holders}
         found: dict[str, int] = {}
@@ -78,6 +82,8 @@ class Places:
                 holder = self._graph.holders.get(self._graph.path_to(source)[0])
                 if holder is None or holder.node not in roots:
                     return {}
+                if holder.kind in SHELLS_OWN and self._shares.is_under(source, holder.node):
+                    continue
                 removals = self._references(holder, source, target)
                 if not removals and source == holder.node:
                     return {}
@@ -87,7 +93,7 @@ class Places:
                     waiting.append(source)
             if len(found) > _MOST_REMOVALS or len(seen) > _MOST_STEPS:
                 return {}
-        return found
+        return dict(sorted(found.items(), key=lambda item: _order(item[0])))
 
     def _references(self, holder: RootHolder, source: int, target: int) -> Sequence[str]:
         """Return the code that removes each reference from one node to another, none where that cannot be done."""
@@ -151,6 +157,12 @@ class Places:
             code, texts = self._trails.trail(holder, source).code, [literal(key) for key in keys]
             found = [None if code is None or text is None else f"del {code}[{text}]" for text in texts]
         return [] if None in found else [place for place in found if place is not None]
+
+
+def _order(removal: str) -> tuple[int, int]:
+    """Sort removals so that none takes away what another one goes through: the deepest, and the last item, first."""
+    index = re.search(r"\[(\d+)\]$", removal)
+    return -len(re.findall(r"[.\[]", removal)), 0 if index is None else -int(index[1])
 
 
 def _names_of(owner: object, item: object) -> list[str]:

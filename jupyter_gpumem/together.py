@@ -7,6 +7,7 @@ from jupyter_gpumem.blocks import read_blocks
 from jupyter_gpumem.device import current_probe, torch_module
 from jupyter_gpumem.graph import plain_reads
 from jupyter_gpumem.heap import Clock, Heap, OutOfTimeError, scan
+from jupyter_gpumem.places import SHELLS_OWN
 from jupyter_gpumem.referrers import held_graph
 from jupyter_gpumem.roots import Roots
 from jupyter_gpumem.shares import Shares
@@ -14,9 +15,6 @@ from jupyter_gpumem.tensors import live_tensors
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
-
-_ALWAYS = ("output", "error", "debugger")
-"""What ``%gpu_free`` lets go of besides the names it is given."""
 
 
 def kept_by_names(
@@ -48,7 +46,7 @@ def kept_by_names(
 
 def _fewest(shares: Shares, names: Collection[str], device: int) -> tuple[tuple[str, ...], int]:
     holders = shares.graph.holders.values()
-    others = {holder.node for holder in holders if holder.kind in _ALWAYS}
+    others = {holder.node for holder in holders if holder.kind in SHELLS_OWN}
     nodes = {
         holder.slots[0].text: holder.node
         for holder in holders

@@ -30,8 +30,8 @@ def run_remedy(shell: Shell, **wanted: Any) -> tuple[Holder, int]:
     ("cell", "remedy"),
     [
         ("K.x = K.y = T()", "del K.x, K.y"),
-        ("K.x = T(); K.kept = [K.x, K]", "del K.x, K.kept[0]"),
-        ("class Inner: pass\nK.Inner = Inner; Inner.x = K.x = T(); del Inner", "del K.x, K.Inner.x"),
+        ("K.x = T(); K.kept = [K.x, K]", "del K.kept[0], K.x"),
+        ("class Inner: pass\nK.Inner = Inner; Inner.x = K.x = T(); del Inner", "del K.Inner.x, K.x"),
         ("K.f = lambda a=T(): a\nK.g = K.f", "del K.f, K.g"),
         ("K.a, K.b = L(), L()\nK.a.t = K.b.t = T()", None),
         ("K.x = T(); K.y = K.x[:10]", None),
@@ -147,7 +147,7 @@ def test_clean_ups_run_when_a_stack_is_closed(shell: Shell) -> None:
         ("k = K(); k.x = [[T()], (T(), {'a': T()})]", "k.x.clear()"),
         ("def make(t):\n    def f(): return t, f\n    return f\nf = make(T())", "del f; import gc; gc.collect();"),
         ("def f(t=T()): return t", "del f"),
-        ("x = T()\ndef f(t=x): return t\nclass A: kept = f", "del f, A.kept\n%gpu_free x"),
+        ("x = T()\ndef f(t=x): return t\nclass A: kept = f", "del A.kept, f\n%gpu_free x"),
         ("def f(t=T()): return t\nfs = [f]\ndef g(): pass\ng.f = f", "del f, g\n%gpu_free fs"),
     ],
 )
@@ -173,6 +173,23 @@ def test_what_garbage_refers_to_needs_the_collector(shell: Shell) -> None:
     finally:
         gc.enable()
     assert holder.remedy == "del k.f; import gc; gc.collect();"
+
+
+@pytest.mark.parametrize(
+    ("cells", "remedy"),
+    [
+        (["f = lambda t=T(): t\ng = [f, f]\nK.y = f", "0"], "del g[1], g[0], K.y, f"),
+        (["def f(t=T()): return t\nf.z = [f]\nclass A: x = f", "0"], None),
+        (["p = functools.partial(print, T())\ns = L(); s.p = p\nclass A: x = y = s", "p"], "del s.p\n%gpu_free p"),
+    ],
+)
+def test_removals_come_in_an_order_in_which_they_can_be_run(shell: Shell, cells: list[str], remedy: str | None) -> None:
+    shell.run(PREPARE + "\nimport functools")
+    for cell in cells:
+        shell.run(cell)
+    holder, freed = run_remedy(shell)
+    assert holder.keeps_bytes == freed == MIB
+    assert remedy in (None, holder.remedy)
 
 
 def test_an_output_beside_a_class_is_cut_within(shell: Shell) -> None:
