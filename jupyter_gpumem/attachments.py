@@ -1,6 +1,7 @@
 """What a holder has besides the models it works with: that can go, and the models stay."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
+from functools import cached_property
 from types import ModuleType
 
 from jupyter_gpumem.held import ROOT, RootHolder
@@ -9,6 +10,8 @@ from jupyter_gpumem.shares import Shares
 
 _MOST_CUTS = 4
 """More places than these are no remedy that anybody would type."""
+_MOST_WALKS = 50
+"""What comes back is worked out by a walk over the graph: more of them are not worth their time."""
 
 
 class Attachments:
@@ -18,25 +21,28 @@ class Attachments:
         self._shares = shares
         self._graph = shares.graph
         self._torch = torch
-        models = [node for node in self._graph.nodes.values() if shares.is_model(self._graph.objects[node])]
-        self._to_models = self._sources(models)
-        self.asked = 0
-        """How often what comes back has been worked out: each time a walk over the graph."""
+        self._walks = 0
 
     def has_models(self, holder: RootHolder) -> bool:
         """Tell whether a variable is a model or leads to one."""
         return holder.kind == "variable" and holder.node in self._to_models
 
-    def on(self, holder: RootHolder, nodes: Iterable[int]) -> Sequence[int]:
-        """Return the nearest of what a holder has besides its models from which some nodes can be reached.
+    def on(self, holders: Iterable[RootHolder], nodes: Iterable[int]) -> dict[int, Sequence[int]]:
+        """Return, for the holders that have models, the nearest of what else they have that leads to some nodes.
 
-        Empty where the holder has no model, or has them in too many places.
+        Without those that have it in too many places, and empty once the graph has been walked too often.
         """
-        if not self.has_models(holder):
-            return ()
+        owners = [holder for holder in holders if self.has_models(holder)] if self._walks < _MOST_WALKS else []
+        if not owners:
+            return {}
         wanted = self._sources(nodes)
+        found = {holder.node: self._outside_models(holder, wanted) for holder in owners}
+        return {node: cuts for node, cuts in found.items() if 0 < len(cuts) <= _MOST_CUTS}
+
+    def _outside_models(self, holder: RootHolder, wanted: Container[int]) -> Sequence[int]:
+        """Return the wanted nodes that are met first on the way down through models and what leads to them."""
         structure: set[int] = set()
-        found: dict[int, None] = {}
+        found = []
         seen, stack = {holder.node}, [holder.node]
         while stack:
             for child in self._graph.successors[stack.pop()]:
@@ -44,17 +50,17 @@ class Attachments:
                     continue
                 seen.add(child)
                 item = self._graph.objects[child]
-                if self._shares.is_model(item):
+                if self._shares.is_model(item) and id(item) not in structure:
                     structure |= structure_of(item, self._torch)
                 if child in self._to_models or id(item) in structure:
                     stack.append(child)
                 elif child in wanted:
-                    found[child] = None
-        return tuple(found) if len(found) <= _MOST_CUTS else ()
+                    found.append(child)
+        return found
 
     def returned_without(self, nodes: Collection[int]) -> dict[int, int]:
         """Return the bytes by device that come back when some nodes are let go."""
-        self.asked += 1
+        self._walks += 1
         reached, stack = {ROOT}, [ROOT]
         while stack:
             for target in self._graph.successors[stack.pop()]:
@@ -68,6 +74,11 @@ class Attachments:
                 for device, nbytes, _key in pieces:
                     returned[device] += nbytes
         return returned
+
+    @cached_property
+    def _to_models(self) -> set[int]:
+        models = (node for node in self._graph.nodes.values() if self._shares.is_model(self._graph.objects[node]))
+        return self._sources(models)
 
     def _sources(self, nodes: Iterable[int]) -> set[int]:
         """Return the nodes from which some can be reached, themselves included."""

@@ -2,26 +2,23 @@
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from jupyter_gpumem.attachments import Attachments
 from jupyter_gpumem.attributes import type_name
 from jupyter_gpumem.contents import Contents
 from jupyter_gpumem.cycles import garbage_words
-from jupyter_gpumem.heap import is_exactly
 from jupyter_gpumem.held import RootHolder
 from jupyter_gpumem.holders import Holder, Kind, Release
 from jupyter_gpumem.hooks import HOOK_TABLES, HookGroup
+from jupyter_gpumem.joint import JointHolders
 from jupyter_gpumem.machinery import Later, Machinery
-from jupyter_gpumem.places import SHELLS_OWN, Places
+from jupyter_gpumem.places import Places
 from jupyter_gpumem.provenance import CellFinder
-from jupyter_gpumem.remedies import Remedy, Situation, deletion, joined, remedy_for, together, with_imports
+from jupyter_gpumem.remedies import Remedy, Situation, remedy_for, with_imports
 from jupyter_gpumem.shares import Share, Shares
-from jupyter_gpumem.situations import Situations, is_data
+from jupyter_gpumem.situations import Situations
 from jupyter_gpumem.tensors import tensor_facts
 from jupyter_gpumem.trail import Trail
 from jupyter_gpumem.trails import Trails
@@ -30,9 +27,6 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
 _MOST_OTHERS = 5
-_MOST_WAYS = 4
-_MOST_ASKED = 50
-"""A look around models costs a walk over the graph: more of them are not worth it."""
 _HANDLES = "or remove() of each handle, where you kept them"
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 
@@ -66,11 +60,10 @@ class Describer:
         self._situations = Situations(shares, self._trails, self._places, torch, in_shell=self._in_shell)
         self._machinery = Machinery(shares, self._trails)
         self._contents = Contents(shares, self._trails)
+        self._joint_holders = JointHolders(
+            shares, self._trails, self._places, self._situations, torch, in_shell=self._in_shell
+        )
         self._shared_told: set[int] = set()
-
-    @cached_property
-    def _attachments(self) -> Attachments:
-        return Attachments(self._shares, self._torch)
 
     def holders(self, share: Share) -> list[Holder]:
         """Return a share as one holder for each device where it has memory."""
@@ -192,7 +185,12 @@ class Describer:
     # -- several holders --------------------------------------------------------------------------------
 
     def _joint(self, share: Share) -> _Draft:
-        ways, remedy = self._together(share)
+        later = self._later(share)
+        if later is None:
+            ways, remedy = self._joint_holders.release(share)
+        else:
+            ways = [later.what] if later.what else self._joint_holders.ways(share)
+            remedy, share.keeps = _for_later(later), share.own
         variables = [holder.slots[0].text for holder in share.holders if holder.kind == "variable"]
         cells = [self._cells.that_set(name) for name in variables]
         return _Draft(
@@ -203,117 +201,6 @@ class Describer:
             remedy=remedy,
             note="" if share.in_use else "together",
         )
-
-    def _together(self, share: Share) -> tuple[list[str], Remedy]:
-        """Return what several holders are called and how to let go of what they share; say what that gives back."""
-        later = self._later(share)
-        if later is not None:
-            share.keeps = share.own
-            return [later.what] if later.what else self._ways(share), _for_later(later)
-        if not share.in_use:
-            around = self._around_models(share)
-            if around is not None:
-                return around
-        remedy = self._all_of(share, share.holders)
-        stays = any(owner.kind == "class" or self._attachments.has_models(owner) for owner in share.holders)
-        if not share.in_use and (stays or not remedy.releases):
-            remedy = self._nearest(share) or remedy
-        return self._ways(share), remedy
-
-    def _all_of(self, share: Share, holders: Iterable[RootHolder], more: Sequence[Remedy] = ()) -> Remedy:
-        """Join the remedies of some holders of a share, and more."""
-        slots = [holder.slots[0] for holder in holders if holder.kind == "variable"]
-        nothing = Trail("", None)
-        others = [
-            remedy_for(self._situations.of(share, holder, nothing, nothing, share.node, []))
-            for holder in holders
-            if holder.kind != "variable"
-        ]
-        data = [slot.text for slot in slots if is_data(slot.target)]
-        program = [slot.text for slot in slots if not is_data(slot.target)]
-        return together(data, program, [*others, *more], in_shell=self._in_shell)
-
-    def _nearest(self, share: Share) -> Remedy | None:
-        """Return how to take the one thing that is shared out of everything that has it; it alone comes back."""
-        removals = self._places.removals(share.holders, share.node) if len(share.nodes) == 1 else {}
-        if not removals:
-            return None
-        variables = [holder.slots[0] for holder in share.holders if holder.kind == "variable"]
-        whole = [slot.text for slot in variables if is_data(slot.target) and f"del {slot.text}" in removals]
-        rest = [removal for removal in removals if removal.removeprefix("del ") not in whole]
-        collect = not whole and self._shares.needs_collector(set(removals.values()))
-        others = [deletion(joined(rest), needs_collector=collect)] if rest else []
-        share.keeps = share.own
-        shells = [holder for holder in share.holders if holder.kind in SHELLS_OWN]
-        if shells:
-            others.append(self._all_of(share, shells))
-        return together(whole, [], others, in_shell=self._in_shell)
-
-    def _around_models(self, share: Share) -> tuple[list[str], Remedy] | None:
-        """Let models among the holders keep all but what leads to the share; None where that cannot be done."""
-        cuts: dict[int, Sequence[int]] = {}
-        for holder in share.holders if self._attachments.asked < _MOST_ASKED else ():
-            cuts[holder.node] = self._attachments.on(holder, share.nodes)
-        if not any(cuts.values()):
-            return None
-        whole = [holder for holder in share.holders if not cuts[holder.node]]
-        inner = [(holder, node) for holder in share.holders for node in cuts[holder.node]]
-        codes = [self._removal(holder, node) for holder, node in inner]
-        keeps = self._attachments.returned_without({*(holder.node for holder in whole), *(node for _, node in inner)})
-        if None in codes or any(keeps[device] < share.own[device] for device in self._shares.devices):
-            return None
-        collects = any(holder.kind == "variable" for holder in whole)
-        more = [deletion(code, needs_collector=not collects) for code in codes if code is not None]
-        share.keeps = keeps
-        places = [(holder, holder.node) for holder in whole] + inner
-        ways = {str(self._trails.trail(holder, node)) for holder, node in places}
-        return sorted(ways, key=lambda way: (len(way), way)), self._all_of(share, whole, more)
-
-    def _removal(self, holder: RootHolder, node: int) -> str | None:
-        """Return the code that lets go of something a holder has: empties a collection, which may be needed again."""
-        if self._graph.path_to(node)[0] != holder.node:
-            return None
-        deletion = self._places.place(holder, node).deletion
-        if deletion is not None and is_exactly(self._graph.objects[node], (list, dict, set, deque)):
-            return f"{self._trails.trail(holder, node).code}.clear()"
-        return deletion if len(self._shares.outer_sources(node)) == 1 else None
-
-    def _ways(self, share: Share) -> list[str]:
-        """Name the holders by where in each the memory is, when there is one thing to find, else by themselves."""
-        if all(holder.kind in ("handling", "frame") for holder in share.holders) and len(share.nodes) == 1:
-            # the error and the name it goes by in its except block: what is in it says more
-            return [str(self._trails.trail(self._trails.best(share), self._trails.end(share.node)))]
-        if len(share.nodes) == 1 and not share.in_use:
-            entries = self._shares.entries(share.nodes)[share.nodes[0]]
-            firsts = [self._graph.path_to(entry)[0] for entry in entries]
-            if len(entries) <= _MOST_WAYS and {*firsts} == {holder.node for holder in share.holders}:
-                # not as they were found: looking at an object can change the order of what it refers to
-                ways = {self._trails.way(entry, share.nodes[0]) for entry in entries}
-                return sorted(ways, key=lambda way: (len(way), way))
-        owners = [holder for holder in share.holders if not share.in_use or self._leads_to_model(holder, share)]
-        names = [str(self._trails.trail(holder, holder.node)) for holder in owners or share.holders]
-        names.sort(key=lambda name: "." in name)
-        more = len(names) - _MOST_WAYS
-        return names if more < 2 else [*names[:_MOST_WAYS], f"and {more} more"]
-
-    def _leads_to_model(self, holder: RootHolder, share: Share) -> bool:
-        """Tell whether a holder has a model or optimizer that has what is shared, not a graph that uses it."""
-        seen = {holder.node}
-        stack = [holder.node]
-        while stack:
-            for target in self._graph.successors[stack.pop()]:
-                item = self._graph.objects[target]
-                if item is not None and self._shares.is_model(item):
-                    return True
-                if (
-                    target not in seen
-                    and item is not None
-                    and self._trails.is_collection(item)
-                    and not self._trails.is_end(item)
-                ):
-                    seen.add(target)
-                    stack.append(target)
-        return False
 
     def _shared(self, share: Share, device: int) -> tuple[int, tuple[str, ...]]:
         """Return what a single holder reaches and others too, told once for each holder."""

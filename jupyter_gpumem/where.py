@@ -120,7 +120,7 @@ def _line_of_cell(spots: Sequence[Spot], cells: CellFinder) -> int | None:
     """Return the line of the cell: the last one, since the body of a magic comes after the magic's own line."""
     found: int | None = None
     above: int | None = None  # the lines above the body of a magic, which counts its own from the first
-    runs_cell = False
+    runs_cell = False  # %%capture runs its body as a cell of its own; %%gpumem keeps the lines of the page
     for frame, line in spots:
         if frame.f_code.co_name == "run_cell_magic" and found is not None:
             above, runs_cell = found + _blank_lines(frame), False

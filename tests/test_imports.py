@@ -21,8 +21,8 @@ LAYERS = {
     "work": """
         accounts activations advice alike attachments autocast beside calls cells celltrace changes containers contents
         copies cuts cutting cycles describe dominators explain fits fitting held history holdings hooks
-        hostcopies leak_report libraries linemarks lines literals living loops machinery members meter moments names
-        next_step occupants oom parts passes paths places provenance quick readouts rebinding referrers
+        hostcopies joint leak_report libraries linemarks lines literals living loops machinery members meter moments
+        names next_step occupants oom parts passes paths places provenance quick readouts rebinding referrers
         rehearsal release remedies replaced rerun roots scene search shares situations stamps surroundings
         timeline together trail trails unreached variables where
     """,
