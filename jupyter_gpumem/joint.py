@@ -65,7 +65,7 @@ class JointHolders:
         return together(data, program, [*others, *more], in_shell=self._in_shell)
 
     def _nearest(self, share: Share) -> Remedy | None:
-        """Return how to take the one thing that is shared out of everything that has it; it alone comes back."""
+        """Return how to take the one thing that is shared out of everything that has it."""
         removals = self._places.removals(share.holders, share.node) if len(share.nodes) == 1 else {}
         if not removals:
             return None
@@ -77,7 +77,13 @@ class JointHolders:
         shells = [holder for holder in share.holders if holder.kind in SHELLS_OWN]
         if shells:
             others.append(self._all_of(share, shells))
-        share.keeps = share.own
+        # what goes whole takes along what else it keeps
+        gone = {
+            holder.node for holder in share.holders if f"del {holder.slots[0].code}" in removals or holder in shells
+        }
+        keeps = self._shares.keeps(gone)
+        rest_bytes = dict.fromkeys(share.own, 0) if len(gone) == len(share.holders) else share.own
+        share.keeps = {device: nbytes + rest_bytes[device] for device, nbytes in keeps.items()}
         return together(whole, [], others, in_shell=self._in_shell)
 
     def _around_models(self, share: Share) -> tuple[list[str], Remedy] | None:

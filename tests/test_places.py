@@ -192,6 +192,14 @@ def test_removals_come_in_an_order_in_which_they_can_be_run(shell: Shell, cells:
     assert remedy in (None, holder.remedy)
 
 
+def test_what_goes_whole_gives_back_what_else_it_keeps(shell: Shell) -> None:
+    shell.run(PREPARE)
+    shell.run("x = T(); pair = (x, T()); K.x = x")
+    holder, freed = run_remedy(shell, kind="together")
+    assert holder.remedy == "del K.x\n%gpu_free x pair"
+    assert holder.keeps_bytes == freed == 2 * MIB
+
+
 def test_an_output_beside_a_class_is_cut_within(shell: Shell) -> None:
     shell.run(PREPARE)
     shell.run("k = K(); k.t = T(); K.k = k")
